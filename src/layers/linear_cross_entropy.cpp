@@ -1,5 +1,7 @@
 #include "layers/linear_cross_entropy.h"
 
+#include <ATen/TensorOperators.h>
+
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/nonzero_static.h>
