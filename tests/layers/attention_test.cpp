@@ -56,10 +56,12 @@ TEST_P(Attention, MatchesAutogradOfThePlainForm) {
   const TokenBatch batch = documents(p.lengths);
   const int64_t tokens = batch.document_bounds.back();
   RopeFrequencies frequencies;
-  for (int64_t i = 0; i < p.head_dim / 2; ++i) frequencies.inverse_frequencies.push_back(std::pow(100.0F, -2.0F * i / p.head_dim));
+  for (int64_t i = 0; i < p.head_dim / 2; ++i)
+    frequencies.inverse_frequencies.push_back(std::pow(100.0F, -2.0F * i / p.head_dim));
   const RopeTables rope = rope_tables(frequencies, batch.position_ids, at::kFloat);
 
-  AttentionTensors w{leaf(random({config.qkv_size(), 20}, 1, 0.3)), {}, {}, {}, leaf(random({20, p.num_heads * p.head_dim}, 2, 0.3)), {}};
+  AttentionTensors w{leaf(random({config.qkv_size(), 20}, 1, 0.3)),        {}, {}, {},
+                     leaf(random({20, p.num_heads * p.head_dim}, 2, 0.3)), {}};
   if (p.bias) w.qkv_bias = leaf(random({config.qkv_size()}, 3)), w.output_bias = leaf(random({20}, 4));
   if (p.qk_norm) w.q_norm = leaf(random({p.head_dim}, 5)), w.k_norm = leaf(random({p.head_dim}, 6));
   const at::Tensor x = leaf(random({tokens, 20}, 7)), dy = random({tokens, 20}, 8);
@@ -71,8 +73,10 @@ TEST_P(Attention, MatchesAutogradOfThePlainForm) {
 
   const auto detached = [](const at::Tensor& t) { return t.defined() ? t.detach() : t; };
   const auto zeros = [](const at::Tensor& t) { return t.defined() ? at::zeros_like(t.detach()) : t; };
-  const AttentionTensors plain{detached(w.qkv), detached(w.qkv_bias), detached(w.q_norm), detached(w.k_norm), detached(w.output), detached(w.output_bias)};
-  const AttentionTensors grads{zeros(w.qkv), zeros(w.qkv_bias), zeros(w.q_norm), zeros(w.k_norm), zeros(w.output), zeros(w.output_bias)};
+  const AttentionTensors plain{detached(w.qkv),    detached(w.qkv_bias), detached(w.q_norm),
+                               detached(w.k_norm), detached(w.output),   detached(w.output_bias)};
+  const AttentionTensors grads{zeros(w.qkv),    zeros(w.qkv_bias), zeros(w.q_norm),
+                               zeros(w.k_norm), zeros(w.output),   zeros(w.output_bias)};
   const AttentionForward forward = attention_forward(x.detach(), config, plain, rope, batch);
   EXPECT_LT(relative_error(forward.y, y), kTolerance);
   const at::Tensor dx = attention_backward(dy, x.detach(), forward.saved, config, plain, grads, rope, batch);
@@ -97,7 +101,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Attention,
 
 TEST(AttentionCore, ReferenceEqualsFastPath) {
   const TokenBatch batch = documents({5, 1, 20});
-  const at::Tensor q = random({26, 4, 8}, 1), k = random({26, 2, 8}, 2), v = random({26, 2, 8}, 3), dout = random({26, 4, 8}, 4);
+  const at::Tensor q = random({26, 4, 8}, 1), k = random({26, 2, 8}, 2), v = random({26, 2, 8}, 3),
+                   dout = random({26, 4, 8}, 4);
   for (const int64_t window : {0, 4}) {
     const AttentionCoreConfig config{0.35, window};
     const AttentionCoreSaved fast = attention_core_forward(q, k, v, batch, config);

@@ -30,7 +30,8 @@ inline double relative_error(const at::Tensor& a, const at::Tensor& b) {
 inline at::Tensor leaf(const at::Tensor& x) { return x.detach().clone().set_requires_grad(true); }
 
 /// Gradients of sum(y * dy) by each input.
-inline std::vector<at::Tensor> reference_gradients(const at::Tensor& y, const at::Tensor& dy, const std::vector<at::Tensor>& inputs) {
+inline std::vector<at::Tensor> reference_gradients(const at::Tensor& y, const at::Tensor& dy,
+                                                   const std::vector<at::Tensor>& inputs) {
   auto grads = torch::autograd::grad({y}, inputs, {dy}, /*retain_graph=*/true, /*create_graph=*/false, /*allow_unused=*/true);
   for (std::size_t i = 0; i < grads.size(); ++i) {
     if (!grads[i].defined()) grads[i] = at::zeros_like(inputs[i]);
@@ -53,6 +54,6 @@ inline TokenBatch documents(const std::vector<int64_t>& lengths) {
   return batch;
 }
 
-constexpr double kTolerance = 1e-5;   // float32, sums of a few hundred terms
+constexpr double kTolerance = 1e-5;  // float32, sums of a few hundred terms
 
 }  // namespace headrace::testing

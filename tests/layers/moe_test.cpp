@@ -11,13 +11,14 @@ namespace {
 struct Case {
   int64_t num_tokens, hidden_size, width, num_experts, top_k;
   bool norm_topk_prob;
-  double balance;   // coefficient of the balancing loss in the reference; 0 = none
+  double balance;  // coefficient of the balancing loss in the reference; 0 = none
 };
 
 class Moe : public ::testing::TestWithParam<Case> {};
 
 // One expert after the other over all tokens, weighted by a dense [num_tokens, num_experts] matrix: differentiable and plain.
-at::Tensor plain_moe(const at::Tensor& x, const MoeConfig& c, const MoeTensors& w, const at::Tensor& expert_ids, at::Tensor* balance) {
+at::Tensor plain_moe(const at::Tensor& x, const MoeConfig& c, const MoeTensors& w, const at::Tensor& expert_ids,
+                     at::Tensor* balance) {
   const at::Tensor p = at::matmul(x, w.router.t()).softmax(-1);
   const at::Tensor chosen = at::zeros_like(p.detach()).scatter_(-1, expert_ids, 1.0);
   at::Tensor weights = p * chosen;
@@ -38,9 +39,10 @@ at::Tensor plain_moe(const at::Tensor& x, const MoeConfig& c, const MoeTensors& 
 TEST_P(Moe, MatchesAutogradOfThePlainForm) {
   const Case& p = GetParam();
   MoeConfig config{p.hidden_size, p.width, {p.num_experts, p.top_k, p.norm_topk_prob, false}};
-  MoeTensors w{leaf(random({p.num_experts, p.hidden_size}, 1)), leaf(random({p.num_experts, 2 * p.width, p.hidden_size}, 2, 0.3)),
+  MoeTensors w{leaf(random({p.num_experts, p.hidden_size}, 1)),
+               leaf(random({p.num_experts, 2 * p.width, p.hidden_size}, 2, 0.3)),
                leaf(random({p.num_experts, p.hidden_size, p.width}, 3, 0.3))};
-  if (p.num_experts > 2) {   // an expert that nobody chooses
+  if (p.num_experts > 2) {  // an expert that nobody chooses
     at::Tensor router = w.router.detach().clone();
     router[1].zero_();
     w.router = leaf(router);
@@ -76,8 +78,9 @@ TEST_P(Moe, MatchesAutogradOfThePlainForm) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, Moe,
-                         ::testing::Values(Case{13, 8, 6, 5, 2, true, 0}, Case{13, 8, 6, 5, 2, false, 0}, Case{0, 8, 6, 5, 2, true, 0},
-                                           Case{1, 7, 5, 3, 3, true, 0}, Case{9, 7, 5, 1, 1, true, 0}, Case{9, 7, 5, 1, 1, false, 0},
+                         ::testing::Values(Case{13, 8, 6, 5, 2, true, 0}, Case{13, 8, 6, 5, 2, false, 0},
+                                           Case{0, 8, 6, 5, 2, true, 0}, Case{1, 7, 5, 3, 3, true, 0},
+                                           Case{9, 7, 5, 1, 1, true, 0}, Case{9, 7, 5, 1, 1, false, 0},
                                            Case{64, 16, 24, 16, 4, true, 0.5}, Case{11, 9, 3, 4, 2, false, 2.0}));
 
 TEST(Router, TiesGoToTheLowerExpert) {

@@ -37,7 +37,7 @@ TEST(Rope, BackwardIsTheTransposedRotation) {
   RopeFrequencies frequencies{{1.0F, 0.5F, 0.25F}, 1.2F};
   const at::Tensor positions = at::arange(5, at::kLong);
   const RopeTables tables = rope_tables(frequencies, positions, at::kFloat);
-  const at::Tensor x = random({5, 2, 8}, 9), dy = random({5, 2, 8}, 10);   // 6 components rotated, 2 pass through
+  const at::Tensor x = random({5, 2, 8}, 9), dy = random({5, 2, 8}, 10);  // 6 components rotated, 2 pass through
   const at::Tensor y = rope_forward(x, tables);
   EXPECT_TRUE(at::equal(y.narrow(-1, 6, 2), x.narrow(-1, 6, 2)));
   EXPECT_TRUE(at::allclose(y[0].narrow(-1, 0, 6), x[0].narrow(-1, 0, 6) * 1.2));
