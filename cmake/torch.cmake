@@ -21,8 +21,8 @@ add_library(headrace_torch INTERFACE)
 target_compile_options(headrace_torch INTERFACE
   "SHELL:-idirafter ${HEADRACE_TORCH_DIR}/include" "SHELL:-idirafter ${HEADRACE_TORCH_DIR}/include/torch/csrc/api/include")
 target_link_directories(headrace_torch INTERFACE ${HEADRACE_TORCH_DIR}/lib)
-# libstdc++ before torch: the wheel's libraries export copies of std::filesystem functions of another libstdc++ (remove_all calls a null
-# pointer there), and the loader takes the first library that has the name.
-target_link_libraries(headrace_torch INTERFACE -Wl,--push-state,--no-as-needed -lstdc++ -Wl,--pop-state torch torch_cpu c10)
+# libstdc++ first: the wheel's libtorch.so exports a few std::filesystem symbols of the compiler it was built with, and a program
+# bound to those crashes in std::filesystem::remove_all (tests/base/file_test.cpp shows it).
+target_link_libraries(headrace_torch INTERFACE stdc++ torch torch_cpu c10)
 set(CMAKE_BUILD_RPATH ${HEADRACE_TORCH_DIR}/lib)
 message(STATUS "torch ${torch_version}: ${HEADRACE_TORCH_DIR}")
