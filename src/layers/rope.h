@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "config/model_config.h"
+#include "config/rope_parameters.h"
 
 namespace headrace {
 

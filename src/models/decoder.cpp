@@ -162,6 +162,8 @@ StepLoss Decoder::forward_backward(const TokenBatch& batch, const DecoderRun& ru
     balance_grad = balance.grad(run.balance_scale * spec_.router_aux_loss_coef);
   }
 
+  run.after_forward();
+
   at::Tensor dx = rms_norm_backward(head.dh, last.sum, weights_.final_norm, last.saved, grads.final_norm);
   head.dh.reset();
   for (std::size_t n = saved.size(); n-- > 0;) {

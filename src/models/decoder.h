@@ -3,8 +3,10 @@
 // layers/moe.h.
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <optional>
 #include <variant>
 #include <vector>
@@ -45,8 +47,9 @@ ParameterLayout decoder_layout(const DecoderSpec& spec);
 /// Views of `buffer` (parameters.flat() or flat_grad()); all undefined when the buffer is.
 DecoderTensors decoder_tensors(const DecoderSpec& spec, const Parameters& parameters, const at::Tensor& buffer);
 
-/// Normal(0, initializer_range) for matrices, 1 for norms, 0 for biases and the padding row, from `seed`.
-void initialize_parameters(const DecoderSpec& spec, const Parameters& parameters, uint64_t seed);
+/// Normal(0, initializer_range) for matrices, 1 for norms, 0 for biases and the padding row; drawn on the parameters' device
+/// from `generator` (undefined: the device's default one).
+void initialize_parameters(const DecoderSpec& spec, const Parameters& parameters, const std::optional<at::Generator>& generator = {});
 
 struct StepLoss {
   at::Tensor loss_sum;      // float32 scalar on the device: sum over trained tokens
@@ -57,6 +60,7 @@ struct DecoderRun {
   Recompute recompute = Recompute::none;
   double grad_scale = 1.0;     // gradients are those of grad_scale * loss_sum + balance_scale * coefficient * balance_loss
   double balance_scale = 1.0;  // this micro-batch's share of the step
+  std::function<void()> after_forward = [] {};  // called between forward (loss head included) and backward; for measurements
 };
 
 class Decoder {

@@ -1,7 +1,4 @@
 // Names, shapes and views of a decoder's parameters (transformers v5 in memory), and their random initialisation.
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/empty.h>
-
 #include "headrace/error.h"
 #include "models/decoder.h"
 
@@ -115,12 +112,11 @@ DecoderTensors decoder_tensors(const DecoderSpec& spec, const Parameters& parame
   return tensors;
 }
 
-void initialize_parameters(const DecoderSpec& spec, const Parameters& parameters, uint64_t seed) {
-  const at::Generator generator = at::detail::createCPUGenerator(seed);
+void initialize_parameters(const DecoderSpec& spec, const Parameters& parameters, const std::optional<at::Generator>& generator) {
   for (const ParameterInfo& info : parameters.layout().entries()) {
     const at::Tensor weight = parameters.weight(info.name);
     if (info.decay) {
-      weight.copy_(at::empty(info.shape, at::kFloat).normal_(0.0, spec.initializer_range, generator));
+      weight.normal_(0.0, spec.initializer_range, generator);
     } else {
       weight.fill_(info.name.ends_with(".bias") ? 0.0 : 1.0);
     }

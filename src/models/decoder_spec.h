@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "config/model_config.h"
+#include "config/rope_parameters.h"
 #include "layers/attention.h"
 #include "layers/moe.h"
 
