@@ -17,8 +17,9 @@ if(NOT torch_version MATCHES "^${HEADRACE_TORCH_VERSION}(\\.|\\+|$)")
 endif()
 
 add_library(headrace_torch INTERFACE)
-target_include_directories(headrace_torch SYSTEM INTERFACE
-  ${HEADRACE_TORCH_DIR}/include ${HEADRACE_TORCH_DIR}/include/torch/csrc/api/include)
+# The wheel brings its own copies of fmt and nlohmann-json headers: -idirafter, so that Debian's are found first.
+target_compile_options(headrace_torch INTERFACE
+  "SHELL:-idirafter ${HEADRACE_TORCH_DIR}/include" "SHELL:-idirafter ${HEADRACE_TORCH_DIR}/include/torch/csrc/api/include")
 target_link_directories(headrace_torch INTERFACE ${HEADRACE_TORCH_DIR}/lib)
 target_link_libraries(headrace_torch INTERFACE torch torch_cpu c10)
 set(CMAKE_BUILD_RPATH ${HEADRACE_TORCH_DIR}/lib)
