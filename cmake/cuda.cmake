@@ -7,7 +7,7 @@ if(HEADRACE_CUDA AND CMAKE_CUDA_COMPILER AND EXISTS ${HEADRACE_TORCH_DIR}/lib/li
   set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 90-virtual)
   set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)
   enable_language(CUDA)
-  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_STANDARD 17)   # what CMake 3.25 knows of nvcc
   find_package(CUDAToolkit REQUIRED)
   target_compile_definitions(headrace_torch INTERFACE HEADRACE_HAS_CUDA=1)
   target_include_directories(headrace_torch SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})

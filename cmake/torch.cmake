@@ -19,8 +19,11 @@ endif()
 add_library(headrace_torch INTERFACE)
 # The wheel brings its own copies of fmt and nlohmann-json headers: -idirafter, so that Debian's are found first.
 target_compile_options(headrace_torch INTERFACE
-  "SHELL:-idirafter ${HEADRACE_TORCH_DIR}/include" "SHELL:-idirafter ${HEADRACE_TORCH_DIR}/include/torch/csrc/api/include")
+  "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter ${HEADRACE_TORCH_DIR}/include>"
+  "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter ${HEADRACE_TORCH_DIR}/include/torch/csrc/api/include>")
 target_link_directories(headrace_torch INTERFACE ${HEADRACE_TORCH_DIR}/lib)
-target_link_libraries(headrace_torch INTERFACE torch torch_cpu c10)
+# libstdc++ first: the wheel's libtorch.so exports a few std::filesystem symbols of the compiler it was built with, and a program
+# bound to those crashes in std::filesystem::remove_all (tests/base/file_test.cpp shows it).
+target_link_libraries(headrace_torch INTERFACE stdc++ torch torch_cpu c10)
 set(CMAKE_BUILD_RPATH ${HEADRACE_TORCH_DIR}/lib)
 message(STATUS "torch ${torch_version}: ${HEADRACE_TORCH_DIR}")

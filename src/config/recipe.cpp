@@ -21,14 +21,14 @@ namespace {
 
 /// One leaf of the tree, or one override.
 struct Entry {
-  std::string name;    // as written, nested names joined by dots
+  std::string name;  // as written, nested names joined by dots
   RecipeNode value;
-  std::string place;   // "recipe.yaml line 3: learning_rate"
+  std::string place;  // "recipe.yaml line 3: learning_rate"
 };
 
 /// A value that a row got, and who said so.
 struct Given {
-  std::optional<KeyValue> value;   // nullopt: an override without a value, which restores the default
+  std::optional<KeyValue> value;  // nullopt: an override without a value, which restores the default
   std::string name, place;
 };
 
@@ -88,7 +88,8 @@ class ValueReader {
     std::string word = lowercase(node_.text);
     if (const int read = read_bool_text(word); read >= 0) word = read == 1 ? "true" : "false";
     for (const KeyChoice& choice : key_.range.choices) {
-      if (choice.name == word || std::find(choice.synonyms.begin(), choice.synonyms.end(), word) != choice.synonyms.end()) return choice.name;
+      if (choice.name == word || std::find(choice.synonyms.begin(), choice.synonyms.end(), word) != choice.synonyms.end())
+        return choice.name;
     }
     return std::nullopt;
   }
@@ -101,7 +102,7 @@ class ValueReader {
         out.push_back(item.text);
       } else if (item.kind == RecipeNode::Kind::kMap && item.members.size() == 1 && item.members[0].first == "path" &&
                  item.members[0].second.kind == RecipeNode::Kind::kScalar) {
-        out.push_back(item.members[0].second.text);   // axolotl's `datasets: [{path: ...}]`
+        out.push_back(item.members[0].second.text);  // axolotl's `datasets: [{path: ...}]`
       } else {
         return std::nullopt;
       }
@@ -137,7 +138,9 @@ bool is_section(const std::string& name) {
   const std::string prefix = name + ".";
   const auto below = [&](const std::string& known) { return known.starts_with(prefix); };
   return std::any_of(recipe_keys().begin(), recipe_keys().end(),
-                     [&](const RecipeKey& key) { return below(key.name) || std::any_of(key.aliases.begin(), key.aliases.end(), below); }) ||
+                     [&](const RecipeKey& key) {
+                       return below(key.name) || std::any_of(key.aliases.begin(), key.aliases.end(), below);
+                     }) ||
          std::any_of(peer_forms().begin(), peer_forms().end(), [&](const PeerForm& form) { return below(form.name); }) ||
          std::any_of(peer_keys().begin(), peer_keys().end(), [&](const PeerKey& key) { return below(key.pattern); });
 }
@@ -145,10 +148,11 @@ bool is_section(const std::string& name) {
 /// Hydra-style keys make other tools import and call what they name.
 void refuse_code(const RecipeNode& node, const std::string& origin) {
   for (const auto& [key, value] : node.members) {
-    const std::string leaf = key.substr(key.rfind('.') + 1);   // rfind gives npos without a dot; npos + 1 is 0
-    const bool is_code = leaf == "_target_" || leaf == "_partial_" || leaf == "_args_" || leaf == "_call_" || leaf.ends_with("_fn");
-    require(!is_code, "{}{}: \"{}\" names code to run, but a recipe is data; remove it and use the keys of docs/recipe.md", origin,
-            value.line > 0 ? fmt::format(" line {}", value.line) : "", key);
+    const std::string leaf = key.substr(key.rfind('.') + 1);  // rfind gives npos without a dot; npos + 1 is 0
+    const bool is_code =
+        leaf == "_target_" || leaf == "_partial_" || leaf == "_args_" || leaf == "_call_" || leaf.ends_with("_fn");
+    require(!is_code, "{}{}: \"{}\" names code to run, but a recipe is data; remove it and use the keys of docs/recipe.md",
+            origin, value.line > 0 ? fmt::format(" line {}", value.line) : "", key);
     refuse_code(value, origin);
   }
   for (const RecipeNode& item : node.items) refuse_code(item, origin);
@@ -185,7 +189,8 @@ std::vector<Entry> entries_of_overrides(const std::vector<std::string>& override
   for (const std::string& text : overrides) {
     const std::size_t dashes = text.starts_with("--") ? 2 : 0;
     const std::size_t equals = text.find('=');
-    require(equals != std::string::npos && equals > dashes, "override \"{}\": write it as --key=value, such as --optimizer.lr=1e-5", text);
+    require(equals != std::string::npos && equals > dashes,
+            "override \"{}\": write it as --key=value, such as --optimizer.lr=1e-5", text);
     std::string name = text.substr(dashes, equals - dashes);
     std::replace(name.begin(), name.end(), '-', '_');
     const std::string origin = "override --" + name;
@@ -198,7 +203,7 @@ std::vector<Entry> entries_of_overrides(const std::vector<std::string>& override
     for (Entry& entry : entries) {
       entry.value.line = 0;
       entry.place = "override --" + entry.name;
-      std::erase_if(all, [&](const Entry& earlier) { return earlier.name == entry.name; });   // the later one wins
+      std::erase_if(all, [&](const Entry& earlier) { return earlier.name == entry.name; });  // the later one wins
       all.push_back(std::move(entry));
     }
   }
@@ -224,7 +229,8 @@ std::vector<Entry> entries_of_overrides(const std::vector<std::string>& override
   }
   if (nearest.empty()) nearest = nearest_name(entry.name, known);
   if (nearest.empty() && dot != std::string::npos) nearest = nearest_name(leaf, known);
-  fail("{} is not a known key{}; all keys are in docs/recipe.md", entry.place, nearest.empty() ? "" : fmt::format(" (did you mean {}?)", nearest));
+  fail("{} is not a known key{}; all keys are in docs/recipe.md", entry.place,
+       nearest.empty() ? "" : fmt::format(" (did you mean {}?)", nearest));
 }
 
 [[noreturn]] void fail_not_supported(const Entry& entry, const PeerKey& key) {
@@ -242,7 +248,8 @@ class Source {
   void add(const Entry& entry) {
     if (const PeerForm* form = find_peer_form(entry.name)) {
       if (entry.value.kind == RecipeNode::Kind::kNull) return;
-      for (const auto& [name, value] : form->translate(entry.value, entry.place)) add_to_row(*find_recipe_key(name), entry, value);
+      for (const auto& [name, value] : form->translate(entry.value, entry.place))
+        add_to_row(*find_recipe_key(name), entry, value);
     } else if (const RecipeKey* key = find_recipe_key(entry.name); key != nullptr && !is_wrong_section(entry)) {
       add_to_row(*key, entry, entry.value);
     } else if (const PeerKey* peer = find_peer_key(entry.name)) {
@@ -252,7 +259,8 @@ class Source {
       if (!empty && !harmless) fail_not_supported(entry, *peer);
     } else if (is_section(entry.name)) {
       if (entry.value.kind != RecipeNode::Kind::kNull) {
-        fail("{} is {}, but it is a section: its keys stand below it or are written {}.<key>", entry.place, shown(entry.value), entry.name);
+        fail("{} is {}, but it is a section: its keys stand below it or are written {}.<key>", entry.place, shown(entry.value),
+             entry.name);
       }
     } else {
       fail_unknown(entry);
@@ -262,7 +270,9 @@ class Source {
 
  private:
   // `dataset: [..]` is an alias of dataset.path, but `dataset:` with nothing below it says nothing.
-  static bool is_wrong_section(const Entry& entry) { return entry.value.kind == RecipeNode::Kind::kNull && is_section(entry.name); }
+  static bool is_wrong_section(const Entry& entry) {
+    return entry.value.kind == RecipeNode::Kind::kNull && is_section(entry.name);
+  }
 
   void add_to_row(const RecipeKey& key, const Entry& entry, const RecipeNode& node) {
     Given given{std::nullopt, entry.name, entry.place};
@@ -272,8 +282,8 @@ class Source {
       given.value = read_value(key, node, entry.name == key.name ? entry.place : fmt::format("{} ({})", entry.place, key.name));
     }
     const auto [earlier, is_new] = rows_.emplace(key.name, given);
-    require(is_new || earlier->second.value == given.value, "{} is given twice with different values: {} and {}; remove one", key.name,
-            earlier->second.place, given.place);
+    require(is_new || earlier->second.value == given.value, "{} is given twice with different values: {} and {}; remove one",
+            key.name, earlier->second.place, given.place);
   }
 
   bool null_restores_default_;
@@ -287,7 +297,7 @@ Recipe build_recipe(const RecipeNode& tree, const std::string& origin, const std
 
   Recipe recipe;
   std::map<std::string, Given> rows = command_line.rows();
-  rows.insert(file.rows().begin(), file.rows().end());   // keeps what the command line said
+  rows.insert(file.rows().begin(), file.rows().end());  // keeps what the command line said
   for (const RecipeKey& key : recipe_keys()) {
     const auto given = rows.find(key.name);
     if (given != rows.end() && given->second.value) key.assign(recipe, *given->second.value);
@@ -296,13 +306,15 @@ Recipe build_recipe(const RecipeNode& tree, const std::string& origin, const std
   const auto is_given = [&](const std::string& name) { return rows.contains(name) && rows.at(name).value.has_value(); };
   // Validation records are read as the training records are, unless the recipe says otherwise.
   if (!is_given("validation_dataset.format")) recipe.validation_dataset.format = recipe.dataset.format;
-  if (!is_given("validation_dataset.train_on_prompt")) recipe.validation_dataset.train_on_prompt = recipe.dataset.train_on_prompt;
+  if (!is_given("validation_dataset.train_on_prompt"))
+    recipe.validation_dataset.train_on_prompt = recipe.dataset.train_on_prompt;
   if (!is_given("validation_dataset.chat_template")) recipe.validation_dataset.chat_template = recipe.dataset.chat_template;
 
   // Who gives accumulation, or a micro-batch alone as Hugging Face's recipes do, does not mean the default global_batch_size.
   StepSchedulerSection& steps = recipe.step_scheduler;
   if (!is_given("step_scheduler.global_batch_size")) {
-    if (is_given("step_scheduler.local_batch_size") && steps.gradient_accumulation_steps == 0) steps.gradient_accumulation_steps = 1;
+    if (is_given("step_scheduler.local_batch_size") && steps.gradient_accumulation_steps == 0)
+      steps.gradient_accumulation_steps = 1;
     if (steps.gradient_accumulation_steps > 0) steps.global_batch_size = 0;
   }
   check_recipe(recipe, origin);

@@ -41,9 +41,13 @@ std::vector<RecipeKey> make_table() {
   constexpr auto kSchedule = &Recipe::lr_scheduler;
   constexpr auto kCheckpoint = &Recipe::checkpoint;
   constexpr auto kDistributed = &Recipe::distributed;
-  const KeyRange formats = one_of({{"auto", {}}, {"messages", {"chatml", "openai"}}, {"prompt_completion", {}}, {"text", {"completion", "pretrain"}},
+  const KeyRange formats = one_of({{"auto", {}},
+                                   {"messages", {"chatml", "openai"}},
+                                   {"prompt_completion", {}},
+                                   {"text", {"completion", "pretrain"}},
                                    {"tokenized", {}}});
 
+  // clang-format off
   return {
       // ---- model
       {"model.pretrained_model_name_or_path", section_field<kModel, &M::pretrained_model_name_or_path>, any(),
@@ -159,6 +163,7 @@ std::vector<RecipeKey> make_table() {
       {"nonfinite", field<&Recipe::nonfinite>, one_of({{"stop", {}}, {"skip", {}}}),
        "What to do with a step whose loss or gradient norm is not finite.", {}},
   };
+  // clang-format on
 }
 
 }  // namespace
@@ -175,7 +180,11 @@ std::string KeyRange::text() const {
   }
   std::string out;
   if (low > -std::numeric_limits<double>::infinity()) {
-    out = fmt::format("{} {}", high < std::numeric_limits<double>::infinity() ? "from" : low_excluded ? "above" : "at least", low);
+    out = fmt::format("{} {}",
+                      high < std::numeric_limits<double>::infinity() ? "from"
+                      : low_excluded                                 ? "above"
+                                                                     : "at least",
+                      low);
   }
   if (high < std::numeric_limits<double>::infinity()) out += fmt::format(" to {}{}", high_excluded ? "below " : "", high);
   return out;

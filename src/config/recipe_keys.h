@@ -26,17 +26,17 @@ struct KeyRange {
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();
   bool low_excluded = false, high_excluded = false;
-  std::vector<KeyChoice> choices;   // of texts; empty: any text
+  std::vector<KeyChoice> choices;  // of texts; empty: any text
 
   bool holds(double value) const;
-  std::string text() const;         // "at least 1", "from 0 to below 1", "one of a, b"; empty when everything is allowed
+  std::string text() const;  // "at least 1", "from 0 to below 1", "one of a, b"; empty when everything is allowed
 };
 
 struct RecipeKey {
-  std::string name;                         // nested: "optimizer.lr"
+  std::string name;  // nested: "optimizer.lr"
   KeyMember member;
   KeyRange range;
-  std::string help;                         // one sentence
+  std::string help;  // one sentence
   std::vector<std::string> aliases;
   /// For keys whose absence means "as config.json says": null in YAML when this is false.
   bool (*is_set)(const Recipe&) = nullptr;
@@ -44,7 +44,7 @@ struct RecipeKey {
 
   KeyValue value(const Recipe& recipe) const;
   void assign(Recipe& recipe, const KeyValue& value) const;
-  std::string type_text() const;            // "a number", "true or false", ...
+  std::string type_text() const;  // "a number", "true or false", ...
   /// type_text and range in one phrase for errors: "a number above 0".
   std::string needed() const;
 };

@@ -19,7 +19,8 @@ bool need_bool(const RecipeNode& value, const std::string& place) {
 }
 
 Translated betas(const RecipeNode& value, const std::string& place) {
-  require(value.kind == RecipeNode::Kind::kList && value.items.size() == 2, "{} must be a list of two numbers, such as [0.9, 0.999]", place);
+  require(value.kind == RecipeNode::Kind::kList && value.items.size() == 2,
+          "{} must be a list of two numbers, such as [0.9, 0.999]", place);
   return {{"optimizer.beta1", value.items[0]}, {"optimizer.beta2", value.items[1]}};
 }
 
@@ -159,7 +160,8 @@ const std::vector<PeerKey>& peer_keys() {
 }
 
 const PeerKey* find_peer_key(const std::string& name) {
-  const auto found = std::find_if(peer_keys().begin(), peer_keys().end(), [&](const PeerKey& key) { return matches(key.pattern, name); });
+  const auto found =
+      std::find_if(peer_keys().begin(), peer_keys().end(), [&](const PeerKey& key) { return matches(key.pattern, name); });
   return found == peer_keys().end() ? nullptr : &*found;
 }
 

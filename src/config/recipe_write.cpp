@@ -29,7 +29,8 @@ bool is_plain(const std::string& text) {
   static const std::set<std::string> words = {"true", "false", "yes", "no", "on", "off", "null", "y", "n", "nan", "inf"};
   if (text.empty() || words.contains(lowercase(text))) return false;
   if (std::isalpha(static_cast<unsigned char>(text[0])) == 0 && text[0] != '/') return false;
-  return std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == '-' || c == '.' || c == '/'; });
+  return std::all_of(text.begin(), text.end(),
+                     [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == '-' || c == '.' || c == '/'; });
 }
 
 std::string yaml_text(const std::string& text) {
@@ -75,8 +76,8 @@ std::string to_yaml(const Recipe& recipe) {
     const std::string key_section = dot == std::string::npos ? "" : key.name.substr(0, dot);
     if (key_section != section && !key_section.empty()) out += key_section + ":\n";
     section = key_section;
-    out += fmt::format("{}{}: {}\n", section.empty() ? "" : "  ", dot == std::string::npos ? key.name : key.name.substr(dot + 1),
-                       yaml_value(key, recipe));
+    out += fmt::format("{}{}: {}\n", section.empty() ? "" : "  ",
+                       dot == std::string::npos ? key.name : key.name.substr(dot + 1), yaml_value(key, recipe));
   }
   return out;
 }
@@ -88,13 +89,14 @@ std::string recipe_key_table() {
     std::string aliases;
     for (const std::string& alias : key.aliases) aliases += (aliases.empty() ? "`" : ", `") + alias + "`";
     const std::string value = yaml_value(key, defaults);
-    out += fmt::format("| `{}` | {} | {} | {} | {} |\n", key.name, key.needed(), value == "\"\"" || value == "[]" ? "" : "`" + value + "`",
-                       key.help, aliases);
+    out += fmt::format("| `{}` | {} | {} | {} | {} |\n", key.name, key.needed(),
+                       value == "\"\"" || value == "[]" ? "" : "`" + value + "`", key.help, aliases);
   }
   out += "\nWritten differently by other tools, and understood:\n\n| key | meaning |\n|---|---|\n";
   for (const PeerForm& form : peer_forms()) out += fmt::format("| `{}` | {} |\n", form.name, form.help);
-  out += "\nKnown from other tools, but not supported yet (a value in the last column asks for nothing else and is accepted):\n\n"
-         "| key | what it is | accepted |\n|---|---|---|\n";
+  out +=
+      "\nKnown from other tools, but not supported yet (a value in the last column asks for nothing else and is accepted):\n\n"
+      "| key | what it is | accepted |\n|---|---|---|\n";
   for (const PeerKey& key : peer_keys()) {
     std::string accepted;
     for (const std::string& value : key.harmless) accepted += (accepted.empty() ? "`" : ", `") + value + "`";

@@ -16,9 +16,16 @@ constexpr int kMaxNodes = 10000;
 
 // yaml-cpp marks plain scalars "?" and quoted ones "!"; everything else was written as a tag in the file.
 bool is_core_tag(const std::string& tag) {
-  static const std::set<std::string> core = {"", "?", "!", "tag:yaml.org,2002:str", "tag:yaml.org,2002:int",
-                                             "tag:yaml.org,2002:float", "tag:yaml.org,2002:bool", "tag:yaml.org,2002:null",
-                                             "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map"};
+  static const std::set<std::string> core = {"",
+                                             "?",
+                                             "!",
+                                             "tag:yaml.org,2002:str",
+                                             "tag:yaml.org,2002:int",
+                                             "tag:yaml.org,2002:float",
+                                             "tag:yaml.org,2002:bool",
+                                             "tag:yaml.org,2002:null",
+                                             "tag:yaml.org,2002:seq",
+                                             "tag:yaml.org,2002:map"};
   return core.contains(tag);
 }
 
@@ -27,12 +34,13 @@ class YamlToTree {
   explicit YamlToTree(const std::string& origin) : origin_(origin) {}
 
   RecipeNode convert(const YAML::Node& node, int depth) {
-    require(depth <= kMaxDepth && ++count_ <= kMaxNodes, "{}: nested deeper than {} levels or more than {} values: this is no recipe", origin_,
-            kMaxDepth, kMaxNodes);
+    require(depth <= kMaxDepth && ++count_ <= kMaxNodes,
+            "{}: nested deeper than {} levels or more than {} values: this is no recipe", origin_, kMaxDepth, kMaxNodes);
     RecipeNode out;
     out.line = node.Mark().line + 1;
-    require(is_core_tag(node.Tag()), "{} line {}: the YAML tag \"{}\" asks for code or a foreign type, but a recipe is data; remove the tag",
-            origin_, out.line, node.Tag());
+    require(is_core_tag(node.Tag()),
+            "{} line {}: the YAML tag \"{}\" asks for code or a foreign type, but a recipe is data; remove the tag", origin_,
+            out.line, node.Tag());
     if (node.IsScalar()) {
       out.kind = RecipeNode::Kind::kScalar;
       out.text = node.Scalar();
@@ -55,10 +63,11 @@ class YamlToTree {
       require(key != "<<", "{} line {}: merge keys (<<) are not supported; write the values out", origin_, line);
       // yaml-cpp 0.7 keeps both silently.
       for (const auto& [earlier, value] : out.members) {
-        require(earlier != key, "{}: the key \"{}\" is given twice, on lines {} and {}; remove one", origin_, key, value.line, line);
+        require(earlier != key, "{}: the key \"{}\" is given twice, on lines {} and {}; remove one", origin_, key, value.line,
+                line);
       }
       RecipeNode value = convert(member.second, depth + 1);
-      value.line = line;   // where the key stands is what a reader looks for
+      value.line = line;  // where the key stands is what a reader looks for
       out.members.emplace_back(key, std::move(value));
     }
   }
@@ -90,8 +99,8 @@ RecipeNode from_json(const Json& json) {
 RecipeNode parse_yaml_tree(const std::string& text, const std::string& origin) {
   try {
     const std::vector<YAML::Node> documents = YAML::LoadAll(text);
-    require(documents.size() <= 1, "{} holds {} YAML documents, but a recipe is one; remove the \"---\" lines between them", origin,
-            documents.size());
+    require(documents.size() <= 1, "{} holds {} YAML documents, but a recipe is one; remove the \"---\" lines between them",
+            origin, documents.size());
     return documents.empty() ? RecipeNode{} : YamlToTree(origin).convert(documents[0], 0);
   } catch (const YAML::Exception& error) {
     fail("{} is not valid YAML: line {}, column {}: {}", origin, error.mark.line + 1, error.mark.column + 1, error.msg);

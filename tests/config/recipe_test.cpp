@@ -14,7 +14,7 @@
 namespace headrace {
 namespace {
 
-const std::string kBase = "model_name_or_path: m\ndataset: d.jsonl\n";   // the two keys without a default
+const std::string kBase = "model_name_or_path: m\ndataset: d.jsonl\n";  // the two keys without a default
 
 Recipe read(const std::string& text, const std::vector<std::string>& overrides = {}) {
   return parse_recipe(kBase + text, "r.yaml", overrides);
@@ -29,12 +29,16 @@ std::string error_of(const std::string& text, const std::vector<std::string>& ov
   return "no error";
 }
 
-void expect_error(const std::string& text, const std::vector<std::string>& parts, const std::vector<std::string>& overrides = {}) {
+void expect_error(const std::string& text, const std::vector<std::string>& parts,
+                  const std::vector<std::string>& overrides = {}) {
   const std::string message = error_of(text, overrides);
-  for (const std::string& part : parts) EXPECT_NE(message.find(part), std::string::npos) << text << "\n  said: " << message << "\n  not: " << part;
+  for (const std::string& part : parts)
+    EXPECT_NE(message.find(part), std::string::npos) << text << "\n  said: " << message << "\n  not: " << part;
 }
 
-std::filesystem::path source_file(const std::string& name) { return std::filesystem::path(std::getenv("HEADRACE_SOURCE_DIR")) / name; }
+std::filesystem::path source_file(const std::string& name) {
+  return std::filesystem::path(std::getenv("HEADRACE_SOURCE_DIR")) / name;
+}
 
 }  // namespace
 
@@ -161,8 +165,10 @@ report_to: none
 
 TEST(Recipe, AxolotlAndLlamaFactoryNames) {
   const Recipe axolotl = parse_recipe(
-      "base_model: m\ndatasets:\n  - path: a.jsonl\n  - path: b.jsonl\nval_set_size: 0.05\nsequence_len: 512\nsample_packing: true\n"
-      "micro_batch_size: 2\nnum_epochs: 4\nlr_scheduler: cosine\noptimizer: adamw_torch\nexpert_parallel_size: 2\ntrain_on_inputs: true\n"
+      "base_model: m\ndatasets:\n  - path: a.jsonl\n  - path: b.jsonl\nval_set_size: 0.05\nsequence_len: 512\nsample_packing: "
+      "true\n"
+      "micro_batch_size: 2\nnum_epochs: 4\nlr_scheduler: cosine\noptimizer: adamw_torch\nexpert_parallel_size: "
+      "2\ntrain_on_inputs: true\n"
       "bf16: auto\nwandb_project:\n",
       "axolotl.yaml", {});
   EXPECT_EQ(axolotl.dataset.path, (std::vector<std::string>{"a.jsonl", "b.jsonl"}));
@@ -171,20 +177,22 @@ TEST(Recipe, AxolotlAndLlamaFactoryNames) {
   EXPECT_EQ(axolotl.distributed.ep_size, 2);
   EXPECT_TRUE(axolotl.dataset.train_on_prompt);
   EXPECT_EQ(axolotl.model.torch_dtype, "auto");
-  const Recipe factory = parse_recipe("model_name_or_path: m\ndataset: d.jsonl\nstage: sft\ndo_train: true\nfinetuning_type: full\ncutoff_len: 99\n",
-                                      "factory.yaml", {});
+  const Recipe factory = parse_recipe(
+      "model_name_or_path: m\ndataset: d.jsonl\nstage: sft\ndo_train: true\nfinetuning_type: full\ncutoff_len: 99\n",
+      "factory.yaml", {});
   EXPECT_EQ(factory.packed_sequence.packed_sequence_size, 99);
 }
 
 // Every alias of the table reaches its row: an override by the alias gives the same recipe as one by the name.
 TEST(Recipe, EveryAliasMeansItsKey) {
   for (const RecipeKey& key : recipe_keys()) {
-    if (key.name.ends_with(".split")) continue;   // must stay empty
+    if (key.name.ends_with(".split")) continue;  // must stay empty
     std::string value = "3";
     if (std::holds_alternative<bool& (*)(Recipe&)>(key.member)) value = "true";
     if (std::holds_alternative<double& (*)(Recipe&)>(key.member)) value = "0.5";
     if (!key.range.choices.empty()) value = key.range.choices.back().name;
-    const std::string file = "optimizer.lr: 0.6\nglobal_batch_size: 24\n" + std::string(key.name == "val_set_size" ? "" : "validation_dataset: v\n");
+    const std::string file =
+        "optimizer.lr: 0.6\nglobal_batch_size: 24\n" + std::string(key.name == "val_set_size" ? "" : "validation_dataset: v\n");
     const Recipe by_name = read(file, {key.name + "=" + value});
     if (value != "true") EXPECT_NE(by_name, read(file)) << key.name;
     for (const std::string& alias : key.aliases) EXPECT_EQ(read(file, {alias + "=" + value}), by_name) << alias;
@@ -208,7 +216,8 @@ TEST(Recipe, NumbersInEveryWriting) {
   for (const char* text : {"1e-5", "1.0e-5", "0.00001", "\"1e-5\"", "'1.0E-05'", "+1e-5"}) {
     EXPECT_EQ(read("learning_rate: " + std::string(text)).optimizer.lr, 1e-5) << text;
   }
-  for (const char* text : {"3", "3.0", "\"3\"", "+3", "3e0"}) EXPECT_EQ(read("num_epochs: " + std::string(text)).step_scheduler.num_epochs, 3) << text;
+  for (const char* text : {"3", "3.0", "\"3\"", "+3", "3e0"})
+    EXPECT_EQ(read("num_epochs: " + std::string(text)).step_scheduler.num_epochs, 3) << text;
   for (const char* text : {"fast", "1e-5x", "0x10", "nan", ".nan", "inf", "1e999", "[1]", "{a: 1}", "1,5", "\"\"", "true"}) {
     expect_error("learning_rate: " + std::string(text), {"learning_rate", "a number above 0"});
   }
@@ -231,7 +240,8 @@ TEST(Recipe, RangesAreSaid) {
   expect_error("warmup_ratio: 1.5", {"from 0 to below 1"});
   expect_error("max_steps: -2", {"at least -1"});
   expect_error("output_dir: [a]", {"a list of 1", "a text"});
-  expect_error("validation_dataset: {path: [{path: a, type: alpaca}]}", {"validation_dataset.path", "a text or a list of texts"});
+  expect_error("validation_dataset: {path: [{path: a, type: alpaca}]}",
+               {"validation_dataset.path", "a text or a list of texts"});
 }
 
 TEST(Recipe, UnknownKeysNameTheNearest) {
@@ -246,9 +256,10 @@ TEST(Recipe, UnknownKeysNameTheNearest) {
 }
 
 TEST(Recipe, KeysOfPeersThatAreNotSupportedYet) {
-  for (const char* text : {"lora_r: 8", "lora_target: all", "peft: {dim: 8, alpha: 32}", "fp8: true", "deepspeed: ds.json", "fsdp: full_shard",
-                           "fsdp_config: {a: 1}", "load_in_4bit: true", "fp16: true", "push_to_hub: true", "eval_strategy: epoch",
-                           "optim: adafactor", "optimizer: muon", "stage: dpo", "finetuning_type: lora", "distributed: {tp_size: 2}"}) {
+  for (const char* text :
+       {"lora_r: 8", "lora_target: all", "peft: {dim: 8, alpha: 32}", "fp8: true", "deepspeed: ds.json", "fsdp: full_shard",
+        "fsdp_config: {a: 1}", "load_in_4bit: true", "fp16: true", "push_to_hub: true", "eval_strategy: epoch",
+        "optim: adafactor", "optimizer: muon", "stage: dpo", "finetuning_type: lora", "distributed: {tp_size: 2}"}) {
     expect_error(text, {"is not supported yet"});
   }
   EXPECT_NO_THROW(read("fp16: false\nload_in_4bit: false\npush_to_hub: False\ndistributed: {tp_size: 1}\ndeepspeed:\n"));
@@ -264,10 +275,11 @@ TEST(Recipe, AKeyTwice) {
 }
 
 TEST(Recipe, AliasesMustAgree) {
-  expect_error("learning_rate: 1e-4\noptimizer: {lr: 1e-5}",
-               {"optimizer.lr is given twice with different values", "r.yaml line 3: learning_rate", "r.yaml line 4: optimizer.lr"});
+  expect_error("learning_rate: 1e-4\noptimizer: {lr: 1e-5}", {"optimizer.lr is given twice with different values",
+                                                              "r.yaml line 3: learning_rate", "r.yaml line 4: optimizer.lr"});
   EXPECT_EQ(read("learning_rate: 1e-4\noptimizer: {lr: 0.0001}").optimizer.lr, 1e-4);
-  expect_error("betas: [0.9, 0.95]\nadam_beta2: 0.999", {"optimizer.beta2 is given twice", "line 3: betas", "line 4: adam_beta2"});
+  expect_error("betas: [0.9, 0.95]\nadam_beta2: 0.999",
+               {"optimizer.beta2 is given twice", "line 3: betas", "line 4: adam_beta2"});
   expect_error("warmup_steps: 10\nwarmup_ratio: 0.1", {"lr_scheduler.warmup_steps is given twice"});
   expect_error("bf16: true\ntorch_dtype: float32", {"model.torch_dtype is given twice"});
   expect_error("", {"given twice", "--learning_rate", "--optimizer.lr"}, {"learning_rate=1", "optimizer.lr=2"});
@@ -281,7 +293,8 @@ TEST(Recipe, OverridesReplaceTheFile) {
   EXPECT_EQ(read(file, {"max_steps=7", "max_steps=8"}).step_scheduler.max_steps, 8);
   EXPECT_EQ(read(file, {"max_steps="}).step_scheduler.max_steps, -1);
   EXPECT_EQ(read(file, {"checkpoint.restore_from="}).checkpoint.restore_from, "");
-  EXPECT_EQ(read(file, {"dataset.path=[x.jsonl, 'y=z.jsonl']"}).dataset.path, (std::vector<std::string>{"x.jsonl", "y=z.jsonl"}));
+  EXPECT_EQ(read(file, {"dataset.path=[x.jsonl, 'y=z.jsonl']"}).dataset.path,
+            (std::vector<std::string>{"x.jsonl", "y=z.jsonl"}));
   EXPECT_EQ(read(file, {"dataset.path=a=b.jsonl"}).dataset.path, std::vector<std::string>{"a=b.jsonl"});
   EXPECT_EQ(read(file, {"optimizer={lr: 3e-5, betas: [0.5, 0.6]}"}).optimizer.beta2, 0.6);
   expect_error(file, {"write it as --key=value"}, {"optimizer.lr"});
@@ -291,8 +304,8 @@ TEST(Recipe, OverridesReplaceTheFile) {
 }
 
 TEST(Recipe, ARecipeIsData) {
-  for (const char* text : {"optimizer: {_target_: os.system}", "_target_: os.system", "loss_fn: torch.nn.CrossEntropyLoss", "peft: {_target_: a}",
-                           "validation_dataset: {path: [{_target_: a}]}"}) {
+  for (const char* text : {"optimizer: {_target_: os.system}", "_target_: os.system", "loss_fn: torch.nn.CrossEntropyLoss",
+                           "peft: {_target_: a}", "validation_dataset: {path: [{_target_: a}]}"}) {
     expect_error(text, {"a recipe is data"});
   }
   expect_error("output_dir: !!python/object/apply:os.system [ls]", {"line 3", "a recipe is data"});
@@ -342,7 +355,8 @@ TEST(Recipe, ValuesThatDoNotGoTogether) {
   expect_error("val_set_size: 0.1\nvalidation_dataset: v.jsonl", {"both validation_dataset and val_set_size"});
   expect_error("val_set_size: 1.5", {"a whole number"});
   expect_error("global_batch_size: 10\nmicro_batch_size: 4", {"is 10", "local_batch_size (4)", "try 12"});
-  expect_error("global_batch_size: 12\nmicro_batch_size: 4\ngradient_accumulation_steps: 2", {"gradient_accumulation_steps (2)", "try 16"});
+  expect_error("global_batch_size: 12\nmicro_batch_size: 4\ngradient_accumulation_steps: 2",
+               {"gradient_accumulation_steps (2)", "try 16"});
   expect_error("lr_scheduler_type: constant\nwarmup_steps: 5", {"constant_with_warmup"});
   expect_error("min_lr: 1", {"min_lr is 1", "at most optimizer.lr"});
   expect_error("warmup_steps: 10.5", {"a whole number"});
@@ -356,7 +370,8 @@ TEST(Recipe, ValidationIsReadAsTrainingUnlessSaid) {
   EXPECT_EQ(same.validation_dataset.format, "text");
   EXPECT_TRUE(same.validation_dataset.train_on_prompt);
   EXPECT_EQ(same.validation_dataset.chat_template, "t");
-  const Recipe other = parse_recipe("base_model: m\ntrain_file: d\n" + file + ", format: messages, train_on_prompt: false, chat_template: ''}", "r.yaml", {});
+  const Recipe other = parse_recipe(
+      "base_model: m\ntrain_file: d\n" + file + ", format: messages, train_on_prompt: false, chat_template: ''}", "r.yaml", {});
   EXPECT_EQ(other.validation_dataset.format, "messages");
   EXPECT_FALSE(other.validation_dataset.train_on_prompt);
   EXPECT_EQ(other.validation_dataset.chat_template, "");
@@ -376,7 +391,8 @@ TEST(Recipe, BatchSizesForAWorld) {
   EXPECT_THROW(global("gradient_accumulation_steps: 5\nmicro_batch_size: 2\nglobal_batch_size: 20", 4), UserError);
   EXPECT_THROW(global("ep_size: 4", 2), UserError);
   const Recipe resolved = resolve_for_world(read("gradient_accumulation_steps: 4"), 2);
-  EXPECT_EQ(resolve_for_world(parse_recipe(to_yaml(resolved), "again", {}), 4).step_scheduler.global_batch_size, 8);   // another world, the same run
+  EXPECT_EQ(resolve_for_world(parse_recipe(to_yaml(resolved), "again", {}), 4).step_scheduler.global_batch_size,
+            8);  // another world, the same run
 }
 
 TEST(Recipe, YamlReadsBackExactly) {
@@ -387,7 +403,7 @@ TEST(Recipe, YamlReadsBackExactly) {
   r.model.output_router_logits = true;
   r.model.router_aux_loss_coef = 0.1 + 0.2;
   r.dataset.path = {"yes", "null", "1e5", "-", "[x]", "", "*a", "2024-01-01", " lead", "a, b", "~"};
-  r.dataset.path.erase(r.dataset.path.begin() + 5);   // an empty name is refused
+  r.dataset.path.erase(r.dataset.path.begin() + 5);  // an empty name is refused
   r.optimizer.lr = 1.0 / 3.0;
   r.optimizer.eps = 5e-324;
   r.optimizer.weight_decay = 1.7976931348623157e308;
@@ -396,13 +412,16 @@ TEST(Recipe, YamlReadsBackExactly) {
   r.distributed.activation_checkpointing = "full";
   r.output_dir = "true";
   EXPECT_EQ(parse_recipe(to_yaml(r), "y", {}), r) << to_yaml(r);
-  const Recipe from_aliases = read("per_device_train_batch_size: 4\nbetas: [0.1, 0.2]\nwarmup_ratio: 0.1\noutput_router_logits: false");
+  const Recipe from_aliases =
+      read("per_device_train_batch_size: 4\nbetas: [0.1, 0.2]\nwarmup_ratio: 0.1\noutput_router_logits: false");
   EXPECT_EQ(parse_recipe(to_yaml(from_aliases), "y", {}), from_aliases);
 }
 
 TEST(Recipe, JsonFile) {
   const auto path = std::filesystem::path(testing::TempDir()) / "headrace_recipe.json";
-  write_file_atomically(path, "{\n\t\"model_name_or_path\": \"m\\/n\",\t\"dataset\": [\"d\"], \"optimizer\": {\"lr\": 1e-5, \"betas\": [0.9, 0.95]}, \"seed\": null}");
+  write_file_atomically(path,
+                        "{\n\t\"model_name_or_path\": \"m\\/n\",\t\"dataset\": [\"d\"], \"optimizer\": {\"lr\": 1e-5, "
+                        "\"betas\": [0.9, 0.95]}, \"seed\": null}");
   const Recipe r = read_recipe(path.string(), {"seed=3"});
   EXPECT_EQ(r.model.pretrained_model_name_or_path, "m/n");
   EXPECT_EQ(r.optimizer.lr, 1e-5);
