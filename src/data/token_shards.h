@@ -27,7 +27,7 @@ namespace headrace {
 /// One document, a view into the map.
 struct Document {
   std::span<const uint32_t> input_ids;
-  std::span<const uint8_t> loss_mask;   // same length; 1 = trained
+  std::span<const uint8_t> loss_mask;  // same length; 1 = trained
 };
 
 class TokenShards {
@@ -40,7 +40,7 @@ class TokenShards {
   int64_t num_tokens() const { return num_tokens_; }
   int64_t num_trained_tokens() const { return num_trained_tokens_; }
   int64_t vocab_size() const { return vocab_size_; }
-  const std::string& digest() const { return digest_; }   // of the manifest: part of a training state
+  const std::string& digest() const { return digest_; }  // of the manifest: part of a training state
   Document document(int64_t index) const;
 
  private:
