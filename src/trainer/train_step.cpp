@@ -46,9 +46,9 @@ StepResult train_step(Decoder& decoder, AdamW& optimizer, const StepBatches& bat
   StepResult result;
   const double trained = std::max<double>(1.0, static_cast<double>(batches.global_trained_tokens));
   result.balance_loss = balance_sum.item<double>();
-  result.loss = loss_sum.item<double>() / trained + decoder.spec().router_aux_loss_coef * result.balance_loss;
+  result.loss = loss_sum.item<double>() / trained;
   result.grad_norm = norm.item<double>();
-  result.finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
+  result.finite = std::isfinite(result.loss) && std::isfinite(result.balance_loss) && std::isfinite(result.grad_norm);
   if (result.finite) optimizer.step(decoder.parameters().flat(), decoder.parameters().flat_grad(), norm, lr);
   return result;
 }

@@ -9,7 +9,7 @@
 namespace headrace {
 
 struct StepResult {
-  double loss = 0;             // mean over the step's trained tokens, plus the balancing loss times its coefficient
+  double loss = 0;             // mean over the step's trained tokens, without the balancing loss
   double balance_loss = 0;     // unscaled; 0 when the model does not ask for it
   double grad_norm = 0;        // global, before clipping
   bool finite = true;          // false: nothing was updated

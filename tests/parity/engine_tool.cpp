@@ -65,9 +65,10 @@ void run(const std::vector<std::string>& args) {
   for (int64_t i = 0; i < steps; ++i) {
     const StepResult result = train_step(decoder, optimizer, step, recompute, settings.lr);
     require(result.finite, "step {} is not finite", i);
-    losses.push_back(result.loss);
+    const double balance = decoder.spec().router_aux_loss_coef * result.balance_loss;
+    losses.push_back(result.loss + balance);   // transformers' loss holds both
     if (i > 0) continue;
-    out["loss"] = at::scalar_tensor(result.loss, at::kDouble);
+    out["loss"] = at::scalar_tensor(losses[0], at::kDouble);
     out["balance_loss"] = at::scalar_tensor(result.balance_loss, at::kDouble);
     out["grad_norm"] = at::scalar_tensor(result.grad_norm, at::kDouble);
     for (const ParameterInfo& info : decoder.parameters().layout().entries()) {
