@@ -17,7 +17,8 @@ namespace {
 // Owns one file descriptor.
 class Descriptor {
  public:
-  Descriptor(const std::filesystem::path& path, int flags, mode_t mode = 0) : value_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {
+  Descriptor(const std::filesystem::path& path, int flags, mode_t mode = 0)
+      : value_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {
     require(value_ >= 0, "cannot open {}: {}", path.string(), std::strerror(errno));
   }
   Descriptor(const Descriptor&) = delete;

@@ -9,7 +9,8 @@
 namespace headrace {
 namespace {
 
-// nlohmann keeps the last of two equal keys silently; a checkpoint header or config that repeats a key is a lie about one of them.
+// nlohmann keeps the last of two equal keys silently; a checkpoint header or config that repeats a key is a lie about one of
+// them.
 class DuplicateKeyCheck {
  public:
   explicit DuplicateKeyCheck(std::string origin) : origin_(std::move(origin)) {}

@@ -1,0 +1,187 @@
+#include "layers/attention_core.h"
+
+#include <ATen/TensorOperators.h>
+
+#include <ATen/ops/_flash_attention_backward.h>
+#include <ATen/ops/_flash_attention_forward.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/zeros.h>
+
+#include <limits>
+
+namespace headrace {
+namespace {
+
+enum class Path { cpu_flash, cuda_flash, reference };
+
+Path path_of(const at::Tensor& q) {
+  const bool half = q.scalar_type() == at::kBFloat16 || q.scalar_type() == at::kHalf;
+  if (q.is_cuda()) return half && q.size(-1) <= 256 ? Path::cuda_flash : Path::reference;
+  return half || q.scalar_type() == at::kFloat || q.scalar_type() == at::kDouble ? Path::cpu_flash : Path::reference;
+}
+
+int64_t num_documents(const TokenBatch& batch) { return static_cast<int64_t>(batch.document_bounds.size()) - 1; }
+
+// [length, heads, d] of one document as [1, num_heads, length, d], key/value heads repeated for their query heads.
+at::Tensor heads_first(const at::Tensor& x, const TokenBatch& batch, int64_t document, int64_t num_heads) {
+  const int64_t begin = batch.document_bounds[document];
+  const at::Tensor rows = x.narrow(0, begin, batch.document_bounds[document + 1] - begin).transpose(0, 1);
+  const int64_t repeat = num_heads / x.size(1);
+  return (repeat == 1 ? rows : rows.repeat_interleave(repeat, 0)).unsqueeze(0);
+}
+
+// Puts [1, num_heads, length, d] into the rows of one document of `target` [num_tokens, heads, d]; heads that were repeated are
+// summed.
+void put_rows(const at::Tensor& target, const TokenBatch& batch, int64_t document, const at::Tensor& x) {
+  const int64_t begin = batch.document_bounds[document];
+  at::Tensor rows = x.squeeze(0);
+  if (rows.size(0) != target.size(1)) {
+    rows = rows.reshape({target.size(1), rows.size(0) / target.size(1), rows.size(1), rows.size(2)}).sum(1);
+  }
+  target.narrow(0, begin, rows.size(1)).copy_(rows.transpose(0, 1));
+}
+
+// true = may not look: later keys, and keys further back than the window.
+at::Tensor hidden_keys(int64_t length, const AttentionCoreConfig& config, const at::Device& device) {
+  const at::Tensor position = at::arange(length, at::TensorOptions().dtype(at::kLong).device(device));
+  const at::Tensor distance = position.unsqueeze(1) - position.unsqueeze(0);  // query - key
+  at::Tensor hidden = distance.lt(0);
+  if (config.sliding_window > 0) hidden = hidden.logical_or(distance.ge(config.sliding_window));
+  return hidden;
+}
+
+// Additive mask for a window that really hides something; undefined when causal alone says it all.
+std::optional<at::Tensor> window_mask(int64_t length, const AttentionCoreConfig& config, const at::Tensor& like) {
+  if (config.sliding_window == 0 || length <= config.sliding_window) return std::nullopt;
+  return at::zeros({length, length}, like.options())
+      .masked_fill_(hidden_keys(length, config, like.device()), -std::numeric_limits<double>::infinity());
+}
+
+std::optional<int64_t> window_left(const AttentionCoreConfig& config) {
+  return config.sliding_window > 0 ? std::optional<int64_t>(config.sliding_window - 1) : std::nullopt;
+}
+std::optional<int64_t> window_right(const AttentionCoreConfig& config) {
+  return config.sliding_window > 0 ? std::optional<int64_t>(0) : std::nullopt;
+}
+
+AttentionCoreSaved cpu_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const TokenBatch& batch,
+                               const AttentionCoreConfig& config) {
+  AttentionCoreSaved saved;
+  saved.out = at::empty_like(q, q.options(), at::MemoryFormat::Contiguous);
+  for (int64_t d = 0; d < num_documents(batch); ++d) {
+    const at::Tensor query = heads_first(q, batch, d, q.size(1));
+    const auto mask = window_mask(query.size(2), config, q);
+    auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(query, heads_first(k, batch, d, q.size(1)),
+                                                                      heads_first(v, batch, d, q.size(1)), 0.0,
+                                                                      /*is_causal=*/!mask.has_value(), mask, config.scale);
+    put_rows(saved.out, batch, d, out);
+    saved.log_sum_exp.push_back(lse);
+  }
+  return saved;
+}
+
+AttentionCoreGrads cpu_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                const AttentionCoreSaved& saved, const TokenBatch& batch, const AttentionCoreConfig& config) {
+  const auto contiguous = at::MemoryFormat::Contiguous;
+  AttentionCoreGrads grads{at::empty_like(q, q.options(), contiguous), at::empty_like(k, k.options(), contiguous),
+                           at::empty_like(v, v.options(), contiguous)};
+  const int64_t heads = q.size(1);
+  for (int64_t d = 0; d < num_documents(batch); ++d) {
+    const at::Tensor query = heads_first(q, batch, d, heads);
+    const auto mask = window_mask(query.size(2), config, q);
+    auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+        heads_first(dout, batch, d, heads), query, heads_first(k, batch, d, heads), heads_first(v, batch, d, heads),
+        heads_first(saved.out, batch, d, heads), saved.log_sum_exp[d], 0.0, /*is_causal=*/!mask.has_value(), mask,
+        config.scale);
+    put_rows(grads.dq, batch, d, dq);
+    put_rows(grads.dk, batch, d, dk);
+    put_rows(grads.dv, batch, d, dv);
+  }
+  return grads;
+}
+
+AttentionCoreSaved flash_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const TokenBatch& batch,
+                                 const AttentionCoreConfig& config) {
+  const int64_t longest = batch.max_document_length;
+  auto [out, lse, rng_state, unused, debug] =
+      at::_flash_attention_forward(q, k, v, batch.cu_seqlens, batch.cu_seqlens, longest, longest, 0.0, /*is_causal=*/true,
+                                   /*return_debug_mask=*/false, config.scale, window_left(config), window_right(config));
+  return {out, {lse}, rng_state, unused};
+}
+
+AttentionCoreGrads flash_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const AttentionCoreSaved& saved, const TokenBatch& batch, const AttentionCoreConfig& config) {
+  const int64_t longest = batch.max_document_length;
+  auto [dq, dk, dv] = at::_flash_attention_backward(
+      dout, q, k, v, saved.out, saved.log_sum_exp[0], batch.cu_seqlens, batch.cu_seqlens, longest, longest, 0.0,
+      /*is_causal=*/true, saved.rng_state, saved.unused, config.scale, window_left(config), window_right(config));
+  return {dq, dk, dv};
+}
+
+at::Tensor reference_probabilities(const at::Tensor& query, const at::Tensor& key, const AttentionCoreConfig& config) {
+  const at::Tensor scores = at::matmul(query, key.transpose(-1, -2)).mul_(config.scale);
+  return scores.masked_fill_(hidden_keys(query.size(2), config, query.device()), -std::numeric_limits<double>::infinity())
+      .softmax(-1);
+}
+
+}  // namespace
+
+AttentionCoreSaved attention_core_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                          const TokenBatch& batch, const AttentionCoreConfig& config) {
+  if (q.size(0) == 0) return {at::empty_like(q), {}, {}, {}};
+  switch (path_of(q)) {
+    case Path::cpu_flash: return cpu_forward(q, k, v, batch, config);
+    case Path::cuda_flash: return flash_forward(q, k, v, batch, config);
+    default: return attention_core_reference_forward(q, k, v, batch, config);
+  }
+}
+
+AttentionCoreGrads attention_core_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
+                                           const at::Tensor& v, const AttentionCoreSaved& saved, const TokenBatch& batch,
+                                           const AttentionCoreConfig& config) {
+  if (q.size(0) == 0) return {at::empty_like(q), at::empty_like(k), at::empty_like(v)};
+  switch (path_of(q)) {
+    case Path::cpu_flash: return cpu_backward(dout, q, k, v, saved, batch, config);
+    case Path::cuda_flash: return flash_backward(dout, q, k, v, saved, batch, config);
+    default: return attention_core_reference_backward(dout, q, k, v, batch, config);
+  }
+}
+
+AttentionCoreSaved attention_core_reference_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                    const TokenBatch& batch, const AttentionCoreConfig& config) {
+  AttentionCoreSaved saved;
+  saved.out = at::empty_like(q, q.options(), at::MemoryFormat::Contiguous);
+  const int64_t heads = q.size(1);
+  for (int64_t d = 0; d < num_documents(batch); ++d) {
+    const at::Tensor p = reference_probabilities(heads_first(q, batch, d, heads), heads_first(k, batch, d, heads), config);
+    put_rows(saved.out, batch, d, at::matmul(p, heads_first(v, batch, d, heads)));
+  }
+  return saved;
+}
+
+AttentionCoreGrads attention_core_reference_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
+                                                     const at::Tensor& v, const TokenBatch& batch,
+                                                     const AttentionCoreConfig& config) {
+  const auto contiguous = at::MemoryFormat::Contiguous;
+  AttentionCoreGrads grads{at::empty_like(q, q.options(), contiguous), at::empty_like(k, k.options(), contiguous),
+                           at::empty_like(v, v.options(), contiguous)};
+  const int64_t heads = q.size(1);
+  for (int64_t d = 0; d < num_documents(batch); ++d) {
+    const at::Tensor query = heads_first(q, batch, d, heads), key = heads_first(k, batch, d, heads);
+    const at::Tensor grad = heads_first(dout, batch, d, heads);
+    const at::Tensor p = reference_probabilities(query, key, config);
+    const at::Tensor dp = at::matmul(grad, heads_first(v, batch, d, heads).transpose(-1, -2));
+    const at::Tensor ds = p * (dp - (dp * p).sum(-1, /*keepdim=*/true)) * config.scale;
+    put_rows(grads.dq, batch, d, at::matmul(ds, key));
+    put_rows(grads.dk, batch, d, at::matmul(ds.transpose(-1, -2), query));
+    put_rows(grads.dv, batch, d, at::matmul(p.transpose(-1, -2), grad));
+  }
+  return grads;
+}
+
+}  // namespace headrace

@@ -1,0 +1,24 @@
+#include "layers/linear.h"
+
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/mm.h>
+
+namespace headrace {
+
+at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  return bias.defined() ? at::addmm(bias, x, weight.t()) : at::mm(x, weight.t());
+}
+
+void linear_weight_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight_grad,
+                            const at::Tensor& bias_grad) {
+  if (weight_grad.defined()) weight_grad.addmm_(dy.t(), x);
+  if (bias_grad.defined()) bias_grad.add_(dy.sum(0));
+}
+
+at::Tensor linear_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& weight_grad,
+                           const at::Tensor& bias_grad) {
+  linear_weight_backward(dy, x, weight_grad, bias_grad);
+  return at::mm(dy, weight);
+}
+
+}  // namespace headrace

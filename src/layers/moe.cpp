@@ -1,0 +1,49 @@
+#include "layers/moe.h"
+
+#include <ATen/TensorOperators.h>
+
+#include "layers/grouped_linear.h"
+#include "layers/mlp.h"
+
+namespace headrace {
+
+MoeForward moe_forward(const at::Tensor& x, const MoeConfig& config, const MoeTensors& weights) {
+  MoeSaved routed;
+  routed.routing = router_forward(x, weights.router, config.router);
+  routed.plan = make_dispatch_plan(routed.routing.expert_ids, config.router.num_experts);
+  return moe_forward_routed(x, std::move(routed), weights);
+}
+
+MoeForward moe_forward_routed(const at::Tensor& x, MoeSaved saved, const MoeTensors& weights) {
+  saved.gate_up = grouped_linear_forward(dispatch(x, saved.plan), weights.gate_up, saved.plan);
+  const at::Tensor rows = grouped_linear_forward(swiglu_forward(saved.gate_up), weights.down, saved.plan);
+  at::Tensor y = combine(rows, saved.routing.weights, saved.plan);
+  return {std::move(y), std::move(saved)};
+}
+
+at::Tensor moe_backward(const at::Tensor& dy, const at::Tensor& balance_grad, const at::Tensor& x, const MoeSaved& saved,
+                        const MoeConfig& config, const MoeTensors& weights, const MoeTensors& grads) {
+  const DispatchPlan& plan = saved.plan;
+  const at::Tensor x_rows = dispatch(x, plan);
+  const at::Tensor gate_up = saved.gate_up.defined() ? saved.gate_up : grouped_linear_forward(x_rows, weights.gate_up, plan);
+  const at::Tensor activation = swiglu_forward(gate_up);
+  const at::Tensor dout = dispatch(dy, plan);  // gradient of y, not yet weighted
+
+  at::Tensor dactivation = grouped_linear_input_backward(dout, weights.down, plan);
+  // The weight's gradient is <dy, expert output> = <dA', A>: no expert output needed. One float per row, back in pair order.
+  const at::Tensor dweight_rows = (dactivation.to(at::kFloat) * activation).sum(-1);
+  const at::Tensor dweights = dweight_rows.index_select(0, plan.row_of_pair.reshape({-1})).view(plan.row_of_pair.sizes());
+
+  const at::Tensor weight_rows =
+      saved.routing.weights.reshape({-1}).index_select(0, plan.pair_of_row).unsqueeze(1).to(x.scalar_type());
+  if (grads.down.defined()) grouped_linear_weight_backward(dout, activation * weight_rows, grads.down, plan);
+  dactivation.mul_(weight_rows);
+  const at::Tensor dgate_up = swiglu_backward(dactivation, gate_up);
+  if (grads.gate_up.defined()) grouped_linear_weight_backward(dgate_up, x_rows, grads.gate_up, plan);
+
+  at::Tensor dx = combine(grouped_linear_input_backward(dgate_up, weights.gate_up, plan), {}, plan);
+  dx.add_(router_backward(dweights, balance_grad, x, saved.routing, weights.router, grads.router, config.router));
+  return dx;
+}
+
+}  // namespace headrace

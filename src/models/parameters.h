@@ -1,0 +1,65 @@
+// Parameters: all weights of a model in one flat buffer, their gradients in a second one of the same layout.
+// Names, shapes and layouts are those of transformers v5 in memory; each tensor is a view. Parameters added as one group lie
+// next to each other without a gap, so that q|k|v or gate|up can be used as one matrix.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace headrace {
+
+struct ParameterInfo {
+  std::string name;
+  std::vector<int64_t> shape;
+  bool decay = true;   // weight decay applies (matrices and embeddings; not norms and biases, as transformers' Trainer)
+  int64_t offset = 0;  // first element in the flat buffer
+  int64_t numel() const;
+};
+
+/// Where everything lies; knows no memory.
+class ParameterLayout {
+ public:
+  /// Appends parameters that must be adjacent; the group starts at a multiple of 64 elements. Throws std::invalid_argument on a
+  /// name that is there already.
+  void add_group(std::vector<ParameterInfo> group);
+  const std::vector<ParameterInfo>& entries() const { return entries_; }
+  const ParameterInfo& find(const std::string& name) const;  // throws std::invalid_argument
+  bool contains(const std::string& name) const { return index_.contains(name); }
+  int64_t size() const { return size_; }  // elements of the flat buffer, gaps included
+  int64_t num_parameters() const;         // elements without gaps
+
+ private:
+  std::vector<ParameterInfo> entries_;
+  std::map<std::string, std::size_t> index_;
+  int64_t size_ = 0;
+};
+
+class Parameters {
+ public:
+  /// Weights allocated and zero; gradients only when asked for.
+  Parameters(ParameterLayout layout, at::ScalarType dtype, at::Device device);
+
+  const ParameterLayout& layout() const { return layout_; }
+  const at::Tensor& flat() const { return flat_; }            // [layout.size()]
+  const at::Tensor& flat_grad() const { return flat_grad_; }  // the same, or undefined
+  void allocate_gradients();                                  // zero
+  void zero_gradients();
+
+  at::Tensor weight(const std::string& name) const { return view(flat_, name); }
+  at::Tensor grad(const std::string& name) const { return view(flat_grad_, name); }
+
+  /// Adjacent parameters as one tensor: rows of all, in order. Undefined when `buffer` is.
+  at::Tensor joined(const at::Tensor& buffer, const std::vector<std::string>& names) const;
+  /// One parameter as a view of `buffer` (flat() or flat_grad(), or optimizer state of the same layout).
+  at::Tensor view(const at::Tensor& buffer, const std::string& name) const;
+
+ private:
+  ParameterLayout layout_;
+  at::Tensor flat_, flat_grad_;
+};
+
+}  // namespace headrace

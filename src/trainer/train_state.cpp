@@ -1,0 +1,198 @@
+#include "trainer/train_state.h"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros_like.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <cmath>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "headrace/error.h"
+
+namespace headrace {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kStateFormat = "headrace-train-state";
+constexpr int kStateVersion = 1;
+// torch.optim.AdamW's names for the two moments.
+constexpr const char *kFirst = "exp_avg.", *kSecond = "exp_avg_sq.";
+
+Json to_json(const RunIdentity& identity) {
+  return {{"data_digest", identity.data_digest},         {"seed", identity.seed},
+          {"sequence_length", identity.sequence_length}, {"global_batch_size", identity.global_batch_size},
+          {"packing", identity.packing},                 {"shuffle", identity.shuffle}};
+}
+
+Json to_json(const TrainPosition& position) {
+  Json json = {{"step", position.step},
+               {"epoch", position.epoch},
+               {"step_in_epoch", position.step_in_epoch},
+               {"tokens_seen", position.tokens_seen},
+               {"trained_tokens_seen", position.trained_tokens_seen},
+               {"best_step", position.best_step}};
+  json["best_val_loss"] = std::isfinite(position.best_val_loss) ? Json(position.best_val_loss) : Json(nullptr);
+  return json;
+}
+
+TrainPosition position_from(const Json& json) {
+  TrainPosition position;
+  position.step = json.at("step");
+  position.epoch = json.at("epoch");
+  position.step_in_epoch = json.at("step_in_epoch");
+  position.tokens_seen = json.at("tokens_seen");
+  position.trained_tokens_seen = json.at("trained_tokens_seen");
+  position.best_step = json.at("best_step");
+  if (!json.at("best_val_loss").is_null()) position.best_val_loss = json.at("best_val_loss");
+  return position;
+}
+
+TensorToWrite tensor_to_write(const std::string& name, const at::Tensor& tensor) {
+  return {name, safetensors_dtype(tensor.scalar_type()), tensor.sizes().vec(), [tensor](const auto& sink) {
+            const at::Tensor host = tensor.cpu().contiguous();
+            sink({static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()});
+          }};
+}
+
+void write_train_state(const fs::path& folder, const LoadedModel& model, const AdamW& optimizer, const TrainPosition& position,
+                       const RunIdentity& identity) {
+  fs::create_directories(folder);
+  std::vector<TensorToWrite> tensors;
+  const Parameters& parameters = model.decoder.parameters();
+  for (const ParameterInfo& info : parameters.layout().entries()) {
+    tensors.push_back(tensor_to_write(kFirst + info.name, parameters.view(optimizer.first_moments(), info.name)));
+    tensors.push_back(tensor_to_write(kSecond + info.name, parameters.view(optimizer.second_moments(), info.name)));
+  }
+  write_safetensors(folder / "optimizer.safetensors", std::move(tensors));
+  const Json state = {{"format", kStateFormat},
+                      {"version", kStateVersion},
+                      {"optimizer_steps", optimizer.steps_done()},
+                      {"position", to_json(position)},
+                      {"identity", to_json(identity)}};
+  write_file_atomically(folder / "state.json", to_python_json(state));
+}
+
+// Points `link` at `target` (a name in the same folder); a reader sees the old or the new one, never none.
+void replace_link(const fs::path& link, const std::string& target) {
+  const fs::path temporary = link.parent_path() / fmt::format(".{}.tmp-{}", link.filename().string(), ::getpid());
+  fs::remove(temporary);
+  fs::create_symlink(target, temporary);
+  fs::rename(temporary, link);
+}
+
+std::string checkpoint_name(int64_t step) { return fmt::format("checkpoint-{}", step); }
+
+// The step of a folder named checkpoint-<step>, or -1.
+int64_t step_of(const fs::path& folder) {
+  const std::string name = folder.filename().string(), prefix = "checkpoint-";
+  int64_t step = -1;
+  if (!name.starts_with(prefix)) return -1;
+  const char *begin = name.data() + prefix.size(), *end = name.data() + name.size();
+  const auto parsed = std::from_chars(begin, end, step);
+  return parsed.ec == std::errc() && parsed.ptr == end ? step : -1;
+}
+
+std::vector<int64_t> saved_steps(const fs::path& output_dir) {
+  std::vector<int64_t> steps;
+  if (!fs::is_directory(output_dir)) return steps;
+  for (const auto& entry : fs::directory_iterator(output_dir)) {
+    if (entry.is_directory() && !entry.is_symlink() && step_of(entry.path()) >= 0) steps.push_back(step_of(entry.path()));
+  }
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+void delete_old_checkpoints(const fs::path& output_dir, const TrainPosition& position, int64_t save_total_limit) {
+  if (save_total_limit <= 0) return;
+  const std::vector<int64_t> steps = saved_steps(output_dir);
+  auto excess = static_cast<int64_t>(steps.size()) - save_total_limit;
+  for (const int64_t step : steps) {
+    if (excess <= 0) return;
+    if (step == position.best_step || step == position.step) continue;
+    fs::remove_all(output_dir / checkpoint_name(step));
+    --excess;
+  }
+}
+
+void require_same(const Json& saved, const RunIdentity& identity, const fs::path& checkpoint) {
+  for (const auto& item : to_json(identity).items()) {
+    const Json& before = saved.at(item.key());
+    require(before == item.value(),
+            "{} was written with {} {}, but this run has {}, so it cannot continue it. Use the old setting, or start anew with another "
+            "output_dir and model.pretrained_model_name_or_path: {}.",
+            checkpoint.string(), item.key(), before.dump(), item.value().dump(), checkpoint.string());
+  }
+}
+
+}  // namespace
+
+fs::path save_training_checkpoint(const fs::path& output_dir, const LoadedModel& model, const AdamW& optimizer,
+                                  const TrainPosition& position, const RunIdentity& identity, int64_t save_total_limit) {
+  const std::string name = checkpoint_name(position.step);
+  const fs::path target = output_dir / name, temporary = output_dir / fmt::format(".{}.partial", name);
+  try {
+    fs::create_directories(output_dir);
+    fs::remove_all(temporary);
+    save_checkpoint(save_request(model, temporary));
+    write_train_state(temporary / "train_state", model, optimizer, position, identity);
+    sync_to_disk(temporary / "train_state");
+    sync_to_disk(temporary);
+    fs::remove_all(target);   // a resumed run may pass the same step again
+    fs::rename(temporary, target);
+    sync_to_disk(output_dir);
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove_all(temporary, ignored);
+    throw;
+  }
+  replace_link(output_dir / "latest", name);
+  if (position.best_step == position.step) replace_link(output_dir / "best", name);
+  delete_old_checkpoints(output_dir, position, save_total_limit);
+  return target;
+}
+
+TrainPosition restore_train_state(const fs::path& checkpoint, const Decoder& decoder, AdamW& optimizer, const RunIdentity& identity) {
+  const fs::path folder = checkpoint / "train_state";
+  require(fs::is_regular_file(folder / "state.json"),
+          "{} has no train_state, so a run cannot be resumed from it. To start a new run from its weights, give it as "
+          "model.pretrained_model_name_or_path.",
+          checkpoint.string());
+  const Json state = read_json_file(folder / "state.json");
+  require(state.value("format", "") == kStateFormat && state.value("version", 0) == kStateVersion,
+          "{}: format {} version {} is not the {} version {} that this program reads", (folder / "state.json").string(),
+          state.value("format", "?"), state.value("version", 0), kStateFormat, kStateVersion);
+  require_same(state.at("identity"), identity, checkpoint);
+
+  const SafetensorsFile file(folder / "optimizer.safetensors");
+  const Parameters& parameters = decoder.parameters();
+  const auto fill = [&](const at::Tensor& moments, const char* prefix) {
+    for (const ParameterInfo& info : parameters.layout().entries()) {
+      const TensorInfo* found = file.find(prefix + info.name);
+      require(found != nullptr && found->shape == info.shape && found->dtype == safetensors_dtype(moments.scalar_type()),
+              "{}: {}{} is missing or has another shape or dtype than the model's parameter", file.path().string(), prefix, info.name);
+      void* bytes = const_cast<std::byte*>(file.bytes(*found).data());
+      parameters.view(moments, info.name).copy_(at::from_blob(bytes, info.shape, moments.scalar_type()));
+    }
+  };
+  fill(optimizer.first_moments(), kFirst);
+  fill(optimizer.second_moments(), kSecond);
+  optimizer.set_steps_done(state.at("optimizer_steps"));
+  return position_from(state.at("position"));
+}
+
+std::optional<fs::path> find_resume_checkpoint(const std::string& restore_from, const fs::path& output_dir) {
+  if (restore_from.empty()) return std::nullopt;
+  if (restore_from != "auto") {
+    require(fs::is_directory(restore_from), "checkpoint.restore_from is {}, but there is no such folder", restore_from);
+    return fs::canonical(restore_from);
+  }
+  if (fs::is_directory(output_dir / "latest")) return fs::canonical(output_dir / "latest");
+  const std::vector<int64_t> steps = saved_steps(output_dir);
+  return steps.empty() ? std::nullopt : std::optional(fs::canonical(output_dir / checkpoint_name(steps.back())));
+}
+
+}  // namespace headrace
