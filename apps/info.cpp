@@ -1,0 +1,96 @@
+#include "apps/info.h"
+
+#include <fmt/ostream.h>
+
+#include <map>
+#include <set>
+
+#include "checkpoint/checkpoint.h"
+#include "headrace/error.h"
+#include "models/decoder.h"
+#include "models/registry.h"
+
+namespace headrace {
+namespace {
+
+// Parameters that one token passes through: of the experts top_k out of num_experts.
+double active_parameters(const DecoderSpec& spec, const ParameterLayout& layout) {
+  double active = 0;
+  for (const ParameterInfo& info : layout.entries()) {
+    const bool of_experts = info.name.find(".mlp.experts.") != std::string::npos;
+    double share = 1.0;
+    if (of_experts) {
+      for (const LayerSpec& layer : spec.layers) {
+        if (!layer.is_moe()) continue;
+        share = static_cast<double>(layer.moe().router.top_k) / static_cast<double>(layer.moe().router.num_experts);
+        break;
+      }
+    }
+    active += share * static_cast<double>(info.numel());
+  }
+  return active;
+}
+
+void print_shape(const DecoderSpec& spec, std::ostream& out) {
+  const AttentionConfig& attention = spec.layers[0].attention;
+  fmt::print(out, "layers        {}, hidden_size {}, vocab_size {}{}\n", spec.layers.size(), spec.hidden_size, spec.vocab_size,
+             spec.tie_word_embeddings ? ", tied embeddings" : "");
+  fmt::print(out, "attention     {} heads, {} key/value heads, head_dim {}{}\n", attention.num_heads, attention.num_key_value_heads,
+             attention.head_dim, attention.qk_norm ? ", q/k norm" : "");
+  int64_t sparse = 0;
+  const LayerSpec* example = nullptr;
+  for (const LayerSpec& layer : spec.layers) {
+    if (layer.is_moe()) ++sparse, example = &layer;
+  }
+  if (example != nullptr) {
+    const MoeConfig& moe = example->moe();
+    fmt::print(out, "experts       {} of width {}, top_k {}, in {} of {} layers\n", moe.router.num_experts, moe.moe_intermediate_size,
+               moe.router.top_k, sparse, spec.layers.size());
+  }
+}
+
+}  // namespace
+
+void print_info(const std::filesystem::path& folder, std::ostream& out) {
+  const ModelConfig config = ModelConfig::read(folder);
+  const Family& family = find_family(config);
+  const DecoderSpec spec = family.spec(config);
+  const ParameterLayout layout = decoder_layout(spec);
+  const CheckpointFolder checkpoint(folder);
+
+  fmt::print(out, "family        {} ({})\n", family.model_type, family.architecture);
+  print_shape(spec, out);
+  fmt::print(out, "parameters    {:.3f} billion, {:.3f} billion active per token\n", static_cast<double>(layout.num_parameters()) / 1e9,
+             active_parameters(spec, layout) / 1e9);
+
+  std::map<std::string, int64_t> dtypes;
+  std::set<std::string> files;
+  uint64_t bytes = 0;
+  for (const std::string& name : checkpoint.names()) {
+    const auto entry = checkpoint.find(name);
+    ++dtypes[entry->info->dtype];
+    files.insert(entry->file->path().filename().string());
+    bytes += entry->info->end - entry->info->begin;
+  }
+  std::string dtype_text;
+  for (const auto& [dtype, count] : dtypes) dtype_text += fmt::format("{}{} x {}", dtype_text.empty() ? "" : ", ", count, dtype);
+  fmt::print(out, "tensors       {} ({}), {:.2f} GB in {} file{}\n", checkpoint.names().size(), dtype_text, static_cast<double>(bytes) / 1e9,
+             files.size(), files.size() == 1 ? "" : "s");
+
+  // The same accounting as a load, without reading any weight.
+  WeightMap map = family.weight_map(spec);
+  std::set<std::string> known;
+  int64_t missing = 0;
+  for (const auto* pieces : {&map.hub, &map.in_memory}) {
+    for (const WeightPiece& piece : *pieces) known.insert(piece.hub_name);
+  }
+  for (const WeightPiece& piece : map.hub) missing += checkpoint.find(piece.hub_name) ? 0 : 1;
+  std::string unknown;
+  for (const std::string& name : checkpoint.names()) {
+    if (!known.contains(name)) unknown += (unknown.empty() ? "" : ", ") + name;
+  }
+  if (missing > 0) fmt::print(out, "not there     {} tensors of the hub layout (a fused checkpoint has its experts under other names)\n", missing);
+  if (!unknown.empty()) fmt::print(out, "not used      {}\n", unknown);
+}
+
+}  // namespace headrace
