@@ -154,7 +154,9 @@ def write_checkpoint(gguf_file: Path, folder: Path) -> None:
 
     config = read_config(field)
     write_json(folder / "config.json", config)
-    write_json(folder / "generation_config.json", {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")})
+    write_json(
+        folder / "generation_config.json", {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    )
     save_file(read_weights(reader, config), folder / "model.safetensors", metadata={"format": "pt"})
     make_tokenizer(field).save(str(folder / "tokenizer.json"))
     special = special_tokens(field)
