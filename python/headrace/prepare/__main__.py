@@ -1,6 +1,7 @@
 """The program: `python -m headrace.prepare --config FILE.json`, or with plain flags.
 
-Prints one line of JSON on stdout at the end: the folder, whether it was reused, and the counts of each split. Warnings go to stderr.
+Prints one line of JSON on stdout at the end: the folder, whether it was reused, and the counts of each split. Warnings go to
+stderr.
 Exit code 2 and one sentence on stderr for faults of settings, model folder or data; then nothing is left behind.
 """
 

@@ -1,7 +1,7 @@
 """Formats: reads json and jsonl files, detects what their records are, and brings them to three plain kinds.
 
 Flow: files -> [formats] -> Conversation | Passage | Tokens -> templates, tokenize. Formats: docs/data.md.
-A format is one function below, from a record to a document, and one line in `READERS`; which keys mean which format is `DETECTION`.
+A format is one function below, from a record to a document, and one line in `READERS`; `DETECTION` says which keys mean which.
 """
 
 import json
@@ -180,7 +180,7 @@ READERS = {
 
 
 def _conversation(prompt: list, answers: list, tools: Any, where: str) -> Conversation:
-    """Assistant messages among `answers` are trained unless they say "loss": false; those of `prompt` only with "loss": true."""
+    """Answers among `answers` are trained unless they say "loss": false; those among `prompt` only if they say "loss": true."""
     messages, trained = [], []
     for number, message in enumerate([*prompt, *answers], start=1):
         spot = f"{where}, message {number}"

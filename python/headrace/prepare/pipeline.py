@@ -28,7 +28,7 @@ class Prepared:
 
 
 def prepare(settings: Settings) -> Prepared:
-    """Makes or finds the token shards. Throws UserError for faults of settings, model folder and data; then nothing is left behind."""
+    """Makes or finds the token shards. Throws UserError for faults of settings, model or data; nothing is left behind then."""
     sources = cache.source_digests(settings)
     tokenizer_digest = cache.tokenizer_sha256(settings.model_path)
     digest = cache.content_digest(settings, sources, tokenizer_digest)
@@ -66,7 +66,7 @@ class Encoder:
         self._templates: dict[str, ChatTemplate] = {}  # by dataset.chat_template
 
     def encode(self, documents: Iterator[Document], dataset: DatasetSettings, counts: dict) -> Iterator[Tokens | None]:
-        """One entry for each document, in order; None for a document without a trained token, which counts["num_dropped"] tells."""
+        """One entry for each document, in order; None for one without a trained token. Adds to the two `counts`."""
         while batch := list(islice(documents, BATCH_SIZE)):
             rendered = [self._render(document, dataset) for document in batch if not isinstance(document, Tokens)]
             encoded = iter(self._tokenizer.encode(rendered))

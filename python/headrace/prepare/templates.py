@@ -3,9 +3,9 @@
 Flow: Conversation -> [templates] -> Rendered -> tokenize. Rendering is transformers' own.
 Answers are found in one of two ways, and never guessed:
   1. the template marks them with {% generation %};
-  2. prefix check: what the model sees before answer i (messages before it and the generation prompt) and what is there after it must
-     both be beginnings of the full text. Where a template rewrites earlier turns (it drops their reasoning, say), the text
-     that would be trained is not what the model writes, and the record is refused with the reason.
+  2. prefix check: what the model sees before answer i (the messages before it and the generation prompt) and what is there
+     after it must both be beginnings of the full text. Where a template rewrites earlier turns (it drops their reasoning,
+     say), the text that would be trained is not what the model writes, and the record is refused with the reason.
 """
 
 import re
@@ -61,7 +61,7 @@ class ChatTemplate:
         trained = [turn for turn in answers if conversation.trained[turn]]
         filled = [span for span in marked if span[0] < span[1]]
         if len(marked) == len(answers):
-            span_of = dict(zip(answers, marked))
+            span_of = dict(zip(answers, marked, strict=True))
         elif len(filled) > len(answers) and trained == answers:
             return filled
         else:
@@ -79,10 +79,10 @@ class ChatTemplate:
         if text.startswith(before) and text.startswith(after) and len(before) < len(after):
             return len(before), len(after)
         changed = before if not text.startswith(before) else after
-        place = next((i for i, (a, b) in enumerate(zip(changed, text)) if a != b), min(len(changed), len(text)))
+        place = next((i for i, (a, b) in enumerate(zip(changed, text, strict=False)) if a != b), len(text))
         raise UserError(
-            f"{spot}: the chat template rewrites earlier turns, so that the loss mask cannot be found: up to this message it writes "
-            f"{_excerpt(changed, place)!r}, in the whole conversation {_excerpt(text, place)!r}. "
+            f"{spot}: the chat template rewrites earlier turns, so that the loss mask cannot be found: up to this message it "
+            f"writes {_excerpt(changed, place)!r}, in the whole conversation {_excerpt(text, place)!r}. "
             'Set "loss": false on the earlier answers or give each answer its own record, '
             "or give a dataset.chat_template that keeps them or marks answers with {% generation %}."
         )

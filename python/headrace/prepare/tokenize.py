@@ -41,7 +41,7 @@ class Tokenizer:
     def encode(self, documents: list[Rendered]) -> list[Tokens]:
         """Ids and loss masks, in order. The first token of a document has nothing before it and is never trained."""
         encodings = self._rust.encode_batch([document.text for document in documents], add_special_tokens=False)
-        return [self._masked(document, encoding) for document, encoding in zip(documents, encodings)]
+        return [self._masked(document, encoding) for document, encoding in zip(documents, encodings, strict=True)]
 
     def _masked(self, document: Rendered, encoding) -> Tokens:
         ids, offsets = encoding.ids, encoding.offsets
@@ -64,7 +64,7 @@ class Tokenizer:
         return Tokens(ids, mask, document.where)
 
     def _end_of_answer(self, text: str, ids: list[int], offsets: list, start: int, end: int) -> int:
-        """Answers end with their end-of-turn token: what a template writes behind it is not trained, and it itself always is."""
+        """Answers end with their end-of-turn token: it is always trained, and what a template writes behind it never."""
         last = end
         while last > start and text[slice(*offsets[last - 1])].isspace():
             last -= 1
@@ -87,7 +87,7 @@ class Tokenizer:
     def _encode_pieces(self, document: Rendered, bounds: list[int], whole_ids: list[int]) -> tuple[list[int], list]:
         """A token reaches over the bound of an answer. When generating, the prompt is tokenised alone, so do the same here."""
         ids, offsets = [], []
-        for start, end in zip([0, *bounds], [*bounds, len(document.text)]):
+        for start, end in zip([0, *bounds], [*bounds, len(document.text)], strict=True):
             piece = self._rust.encode(document.text[start:end], add_special_tokens=False)
             ids += piece.ids
             offsets += [(start + first, start + last) for first, last in piece.offsets]
