@@ -68,7 +68,9 @@ def plot(output_dir: Path) -> Path:
         share = 1 - 1 / max(5, len(steps) / 25)
         top.plot(steps, smoothed(losses, share), color=SMOOTHED, linewidth=2, label="training loss, smoothed")
     if validation:
-        top.plot(*_curve(validation, "val_loss"), color=VALIDATION, linewidth=1.5, marker="o", markersize=4, label="validation loss")
+        top.plot(
+            *_curve(validation, "val_loss"), color=VALIDATION, linewidth=1.5, marker="o", markersize=4, label="validation loss"
+        )
     top.set_ylabel("loss (nats per trained token)")
     top.set_title(f"{output_dir.resolve().name}: loss {_last(losses)} at step {steps[-1]}")
     top.legend()

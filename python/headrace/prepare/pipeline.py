@@ -96,8 +96,10 @@ class Encoder:
 
 def validation_indices(num_records: int, val_set_size: float, seed: int) -> set[int]:
     """Which records are held out: the ones with the smallest hash of seed and index, so that any machine chooses the same."""
-    count = round(val_set_size * num_records) if val_set_size < 1 else int(val_set_size)
-    count = max(count, 1)
+    if val_set_size < 1:
+        count = min(max(round(val_set_size * num_records), 1), max(num_records - 1, 1))
+    else:
+        count = int(val_set_size)
     if count >= num_records:
         raise UserError(
             f"val_set_size {val_set_size:g} would take {count} of {num_records} records and leave none for training; "

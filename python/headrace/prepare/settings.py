@@ -73,7 +73,7 @@ def _checked(kind: type, values: object, where: str) -> dict:
     required = {"model_path", "dataset", "max_length", "output_dir"} & set(known)
     missing = sorted(required - set(values))
     if missing:
-        raise UserError(f"{where} lacks {', '.join(missing)}.")
+        raise UserError(f"Missing in {where}: {', '.join(missing)}.")
     return dict(values)
 
 
@@ -112,6 +112,7 @@ def _check_whole(settings: Settings) -> None:
     size = settings.val_set_size
     if isinstance(size, bool) or not isinstance(size, (int, float)) or not size >= 0 or (size > 1 and size != int(size)):
         raise UserError(f"val_set_size is {_shown(size)}, but must be a share below 1 or a whole count of records.")
+    settings.val_set_size = float(size)  # 1 and 1.0 are the same setting, and must have the same digest
 
 
 def _is_whole(value: object) -> bool:
