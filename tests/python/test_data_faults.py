@@ -76,6 +76,19 @@ def test_generation_tag_that_misses_an_answer_gives_all_zero_mask(workshop):
     assert [workshop.trained_text(document) for document in documents] == expected
 
 
+def test_generation_tag_around_nothing_gives_all_zero_mask(workshop):
+    """Only content is marked, and an answer is all tool call: the prefix check finds it."""
+    content_only = CHATML_MARKED.replace(
+        "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}",
+        "{% generation %}{{ message['content'] }}{% endgeneration %}"
+        "{% if message.tool_calls %}{{ message.tool_calls[0].function.name }}{% endif %}{{ '<|im_end|>' }}",
+    )
+    workshop.tokenizer(template=content_only)
+    record = chat("add", "", "thanks", "welcome")
+    record["messages"][1]["tool_calls"] = [{"type": "function", "function": {"name": "call", "arguments": {}}}]
+    assert workshop.trained_text(workshop.prepare([record])[0]) == "call<|im_end|>welcome<|im_end|>"
+
+
 def test_end_of_turn_outside_the_generation_tag_is_trained(workshop):
     outside = CHATML_MARKED.replace("+ '<|im_end|>' }}{% endgeneration %}", "}}{% endgeneration %}{{ '<|im_end|>' }}")
     workshop.tokenizer(template=outside)

@@ -123,4 +123,4 @@ def test_checkpoint_answers_and_knows_english():
     assert tokenizer.decode(answer) == "The capital of France is Paris.<|im_end|>"
     text = tokenizer("\n\n".join(data_texts()[1:12:2]), return_tensors="pt").input_ids[:, :512]
     with torch.no_grad():
-        assert model(text, labels=text).loss < 3.2  # 2.8 on the FAQ; with the permutation left in it is above 6
+        assert model(text, labels=text).loss < 3.2  # it is 2.53; with the permutation of q and k left in, 5.40

@@ -26,16 +26,16 @@ class Tokenizer:
                 f"The tokenizer of {model_path} ({type(self.hugging_face).__name__}) has no form for the tokenizers library, "
                 "which is needed; add a tokenizer.json to the folder."
             )
-        self.eos_token_id = self.hugging_face.eos_token_id
-        self.bos_token_id = self._added_bos()
-        self._special_ids = set(self.hugging_face.all_special_ids)
-        self._special_ids |= {index for index, token in self.hugging_face.added_tokens_decoder.items() if token.special}
-        self._stop_ids = {self.eos_token_id, *_generation_eos(model_path)} - {None}
         self._rust = RustTokenizer.from_str(self.hugging_face.backend_tokenizer.to_str())
         self._rust.no_padding()
         self._rust.no_truncation()
         # A post-processor adds special tokens, which is done here, and may trim spaces off the offsets, which must not be.
         self._rust.post_processor = processors.ByteLevel(trim_offsets=False)
+        self.eos_token_id = self.hugging_face.eos_token_id
+        self.bos_token_id = self._added_bos()
+        self._special_ids = set(self.hugging_face.all_special_ids)
+        self._special_ids |= {index for index, token in self.hugging_face.added_tokens_decoder.items() if token.special}
+        self._stop_ids = {self.eos_token_id, *_generation_eos(model_path)} - {None}
         self.vocab_size = _model_vocab_size(model_path) or len(self.hugging_face)
 
     def encode(self, documents: list[Rendered]) -> list[Tokens]:
