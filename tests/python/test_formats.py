@@ -150,6 +150,14 @@ def test_tools_and_tool_calls_reach_the_template(workshop):
     assert workshop.hugging_face().decode(document[0]).startswith("add:<|im_start|>user")
 
 
+def test_template_that_joins_arguments_as_text(workshop):
+    joining = "(message.tool_calls[0].function.name + message.tool_calls[0].function.arguments if message.tool_calls else '')"
+    workshop.tokenizer(template=CHATML.replace("message['content']", f"message['content'] + {joining}"))
+    call = {"type": "function", "function": {"name": "add", "arguments": '{"a":"é"}'}}
+    document = workshop.prepare([chat("what is 1?", "", tool_calls=[call])])[0]
+    assert workshop.trained_text(document) == 'add{"a": "é"}<|im_end|>'
+
+
 def test_template_that_fails_names_the_record(workshop):
     workshop.tokenizer(template="{{ raise_exception('roles must alternate') }}")
     with pytest.raises(UserError, match="line 1: the chat template fails on the messages: roles must alternate"):

@@ -8,6 +8,7 @@ Answers are found in one of two ways, and never guessed:
      say), the text that would be trained is not what the model writes, and the record is refused with the reason.
 """
 
+import json
 import re
 from dataclasses import dataclass
 
@@ -90,21 +91,33 @@ class ChatTemplate:
     def _apply(
         self, conversation: Conversation, num_messages: int, generation_prompt: bool
     ) -> tuple[str, list[tuple[int, int]]]:
+        """The text of the first messages, and the spans that the template marks with {% generation %}."""
+        messages = conversation.messages[:num_messages]
+        try:
+            try:
+                return self._render_messages(messages, conversation.tools, generation_prompt)
+            except (
+                TypeError
+            ):  # some templates (DeepSeek's) join the arguments of tool calls as text, most write objects as JSON
+                if not any("tool_calls" in message for message in messages):
+                    raise
+                return self._render_messages(_with_arguments_as_text(messages), conversation.tools, generation_prompt)
+        except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
+            which = "messages" if num_messages == len(conversation.messages) else f"first {num_messages} message(s)"
+            raise UserError(f"{conversation.where}: the chat template fails on the {which}: {error}.") from error
+
+    def _render_messages(self, messages: list[dict], tools: list[dict] | None, generation_prompt: bool):
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        try:
-            template = self._tokenizer.get_chat_template(self._text, conversation.tools)
-            rendered, marked = render_jinja_template(
-                conversations=[conversation.messages[:num_messages]],
-                tools=conversation.tools,
-                chat_template=template,
-                return_assistant_tokens_mask=GENERATION_TAG.search(template) is not None,
-                add_generation_prompt=generation_prompt,
-                **self._tokenizer.special_tokens_map,
-            )
-        except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
-            messages = "messages" if num_messages == len(conversation.messages) else f"first {num_messages} message(s)"
-            raise UserError(f"{conversation.where}: the chat template fails on the {messages}: {error}.") from error
+        template = self._tokenizer.get_chat_template(self._text, tools)
+        rendered, marked = render_jinja_template(
+            conversations=[messages],
+            tools=tools,
+            chat_template=template,
+            return_assistant_tokens_mask=GENERATION_TAG.search(template) is not None,
+            add_generation_prompt=generation_prompt,
+            **self._tokenizer.special_tokens_map,
+        )
         return rendered[0], [tuple(span) for span in (marked[0] if marked else [])]
 
 
@@ -114,6 +127,17 @@ def render_passage(passage: Passage, train_on_prompt: bool = False) -> Rendered:
     has_answer = bool(text.strip() if train_on_prompt else passage.completion.strip())
     spans = [(start, len(text))] if has_answer else []
     return Rendered(text, spans, passage.where, bos_and_eos=True, train_eos=has_answer)
+
+
+def _with_arguments_as_text(messages: list[dict]) -> list[dict]:
+    def as_text(call: dict) -> dict:
+        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        return {**call, "function": {**call["function"], "arguments": arguments}}
+
+    return [
+        {**message, "tool_calls": [as_text(call) for call in message["tool_calls"]]} if "tool_calls" in message else message
+        for message in messages
+    ]
 
 
 def _excerpt(text: str, place: int) -> str:
