@@ -5,9 +5,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -30,6 +30,8 @@ class CheckpointFolder {
   };
   std::optional<Entry> find(const std::string& hub_name) const;
   std::vector<std::string> names() const;   // sorted
+  /// Same dtype, shape and bytes. Both must be there.
+  bool same_bits(const std::string& hub_name, const std::string& other) const;
   const std::filesystem::path& path() const { return path_; }
 
  private:
@@ -42,6 +44,10 @@ class CheckpointFolder {
 struct NamedTensor {
   std::string name;
   at::Tensor tensor;
+  /// For a rank that holds a part: the element of the whole parameter (row-major) that the tensor begins with. load_weights fills just
+  /// that part (experts of an expert-parallel rank, a shard of a flat buffer); save_checkpoint wants whole parameters.
+  int64_t first_element = 0;
+  bool is_buffer = false;   // e_score_correction_bias: saved, but not counted in the index's total_parameters
 };
 
 struct LoadedWeights {
@@ -49,9 +55,13 @@ struct LoadedWeights {
   std::vector<std::string> unknown;    // tensors of the folder that no table entry names: warned about, carried into saves
 };
 
-/// Fills every parameter from the folder, converting the file's floating dtype to the tensor's (F32, BF16, F16 sources).
+/// Fills every parameter from the folder, converting the file's floating dtype to the tensor's (F64, F32, BF16, F16 sources), straight
+/// from the mapped files. A parameter takes the hub form, or the in-memory form when the folder has that. What is covered is accounted
+/// by intervals of elements, before the first write: a parameter is whole or the load fails.
+/// A head tied to the embedding (the map has no lm_head.weight): the embedding is read from whichever of the two names is there.
 /// Throws UserError naming file and tensor: a parameter (or part of one) that nothing wrote, a wrong shape, a dtype that is not a float
-/// type, a quantised checkpoint. Expert keys that no entry names while a parameter stays unwritten are listed in the error.
+/// type or is a quantised one, a parameter present in both forms, a tied head that differs from the embedding. Tensors that no entry names
+/// while a parameter stays unwritten are listed in the error. Throws std::invalid_argument when map and parameters do not fit together.
 LoadedWeights load_weights(const CheckpointFolder& folder, const WeightMap& map, const std::vector<NamedTensor>& parameters);
 
 struct SaveRequest {
@@ -66,7 +76,9 @@ struct SaveRequest {
 };
 
 /// Writes a Hugging Face folder in `request.folder` itself (the caller renames; see trainer/checkpointing): shards and index by
-/// transformers' rules, config.json, carried files. A tensor is saved in its own dtype. Everything is flushed to disk.
+/// transformers' rules, carried files, config.json last. A tensor is saved in its own dtype. Everything is flushed to disk; after a failure
+/// the folder is gone (or empty again if it was there). Throws UserError: the folder is not empty, the disk is full, an unknown tensor is
+/// not in `source`; std::invalid_argument: a parameter that the pieces do not cover exactly once.
 void save_checkpoint(const SaveRequest& request);
 
 /// "F32" for at::kFloat, ...; throws std::invalid_argument for a type safetensors lacks. And back; nullopt when ATen lacks it.

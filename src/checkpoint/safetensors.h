@@ -27,6 +27,10 @@ struct TensorInfo {
 /// Bits of one element of a safetensors dtype; 0 for an unknown one.
 int dtype_bits(const std::string& dtype);
 
+/// Bytes of a tensor of that dtype and shape. Throws std::invalid_argument: unknown dtype, negative or overflowing shape, bits that do
+/// not fill whole bytes.
+uint64_t tensor_bytes(const std::string& dtype, const std::vector<int64_t>& shape);
+
 /// The header, checked. Exposed apart from the file for the fuzzer.
 struct SafetensorsHeader {
   std::vector<TensorInfo> tensors;               // in order of `begin`
@@ -62,8 +66,9 @@ struct TensorToWrite {
 };
 
 /// Writes one file: tensors sorted by dtype rank descending, then name; header padded with spaces to a multiple of 8; metadata
-/// {"format":"pt"} unless given. Flushed to disk before it returns. Throws UserError on a full disk, std::invalid_argument on a
-/// duplicate name or a wrong byte count.
+/// {"format":"pt"} unless given. Written under a temporary name beside `path`, flushed to disk, then renamed: a failure leaves no file (or
+/// the old one). Throws UserError on a full disk, std::invalid_argument on a duplicate name, a name that is not UTF-8, or a wrong byte
+/// count.
 void write_safetensors(const std::filesystem::path& path, std::vector<TensorToWrite> tensors,
                        const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 

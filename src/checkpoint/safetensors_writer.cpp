@@ -76,21 +76,6 @@ class UnfinishedFile {
   bool finished_ = false;
 };
 
-uint64_t byte_count(const TensorToWrite& tensor) {
-  const int bits = dtype_bits(tensor.dtype);
-  check_argument(bits > 0 && dtype_rank(tensor.dtype) >= 0, "write_safetensors: tensor {} has the unknown dtype \"{}\"",
-                 tensor.name, tensor.dtype);
-  uint64_t total = static_cast<uint64_t>(bits);
-  for (const int64_t dimension : tensor.shape) {
-    check_argument(dimension >= 0, "write_safetensors: tensor {} has the negative dimension {}", tensor.name, dimension);
-    check_argument(!__builtin_mul_overflow(total, static_cast<uint64_t>(dimension), &total),
-                   "write_safetensors: the size of tensor {} overflows", tensor.name);
-  }
-  check_argument(total % 8 == 0, "write_safetensors: tensor {} of dtype {} does not fill whole bytes", tensor.name,
-                 tensor.dtype);
-  return total / 8;
-}
-
 // JSON as serde_json writes it: compact, non-ASCII text left as UTF-8.
 void append_json_string(std::string& out, const std::string& text) {
   try {
@@ -133,13 +118,23 @@ std::string header_text(const std::vector<const TensorToWrite*>& ordered, const 
 
 }  // namespace
 
+uint64_t tensor_bytes(const std::string& dtype, const std::vector<int64_t>& shape) {
+  const int bits = dtype_bits(dtype);
+  check_argument(bits > 0, "tensor_bytes: unknown dtype \"{}\"", dtype);
+  uint64_t total = static_cast<uint64_t>(bits);
+  for (const int64_t dimension : shape) {
+    check_argument(dimension >= 0 && !__builtin_mul_overflow(total, static_cast<uint64_t>(dimension), &total),
+                   "tensor_bytes: the shape [{}] is negative or overflows 64 bits", fmt::join(shape, ", "));
+  }
+  check_argument(total % 8 == 0, "tensor_bytes: dtype {} with shape [{}] does not fill whole bytes", dtype,
+                 fmt::join(shape, ", "));
+  return total / 8;
+}
+
 void write_safetensors(const std::filesystem::path& path, std::vector<TensorToWrite> tensors,
                        const std::map<std::string, std::string>& metadata) {
   std::vector<const TensorToWrite*> ordered;
-  for (const TensorToWrite& tensor : tensors) {
-    byte_count(tensor);
-    ordered.push_back(&tensor);
-  }
+  for (const TensorToWrite& tensor : tensors) ordered.push_back(&tensor);
   std::sort(ordered.begin(), ordered.end(), [](const TensorToWrite* a, const TensorToWrite* b) {
     const int rank_a = dtype_rank(a->dtype), rank_b = dtype_rank(b->dtype);
     return rank_a != rank_b ? rank_a > rank_b : a->name < b->name;
@@ -148,7 +143,7 @@ void write_safetensors(const std::filesystem::path& path, std::vector<TensorToWr
   std::vector<uint64_t> sizes;
   for (const TensorToWrite* tensor : ordered) {
     names.push_back(tensor->name);
-    sizes.push_back(byte_count(*tensor));
+    sizes.push_back(tensor_bytes(tensor->dtype, tensor->shape));
   }
   std::sort(names.begin(), names.end());
   const auto twice = std::adjacent_find(names.begin(), names.end());

@@ -24,7 +24,8 @@ struct WeightMap {
   /// The whole-parameter form of those parameters whose hub form differs (v5 files saved with save_original_format=False):
   /// hub_name = in-memory name, offset 0. Accepted on load; a checkpoint loaded in this form is saved in this form.
   std::vector<WeightPiece> in_memory;
-  /// Tensors that may be in a file and carry no weight: ignored on load and not written back (ECMAScript regular expressions).
+  /// Tensors that may be in a file and carry no weight: ignored on load and not written back (ECMAScript regular expressions that match
+  /// the whole name).
   std::vector<std::string> ignored;
 };
 

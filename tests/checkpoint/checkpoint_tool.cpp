@@ -1,5 +1,6 @@
 // checkpoint_tool: the C++ functions behind small commands, for the pytest files of this folder.
-//   copy-file IN OUT     reads a safetensors file and writes it anew
+//   copy-file IN OUT                  reads a safetensors file and writes it anew
+//   round-trip FOLDER OUT MAX_BYTES   loads a tiny qwen3_moe or mixtral and saves it
 // Exit codes as the program's: 2 with one sentence for a user's fault.
 #include <functional>
 #include <iostream>
@@ -7,7 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/safetensors.h"
+#include "checkpoint/test_tables.h"
+#include "config/model_config.h"
 #include "headrace/error.h"
 
 namespace headrace {
@@ -24,12 +28,33 @@ void copy_file(const Arguments& arguments) {
   write_safetensors(arguments.at(1), std::move(tensors), file.header().metadata);
 }
 
+void round_trip(const Arguments& arguments) {
+  const ModelConfig config = ModelConfig::read(arguments.at(0));
+  const TestTable table = test_table(config);
+  const CheckpointFolder folder(arguments.at(0));
+  const std::string dtype = config.dtype().value_or("float32");
+  const std::vector<NamedTensor> parameters = table.tensors(dtype == "bfloat16"  ? at::kBFloat16
+                                                            : dtype == "float16" ? at::kHalf
+                                                                                 : at::kFloat);
+  const LoadedWeights loaded = load_weights(folder, table.map, parameters);
+  SaveRequest request;
+  request.folder = arguments.at(1);
+  request.parameters = parameters;
+  request.pieces = loaded.pieces;
+  request.config = config.for_saving(dtype);
+  request.source = folder.path();
+  request.unknown = loaded.unknown;
+  request.max_shard_size = std::stoull(arguments.at(2));
+  save_checkpoint(request);
+}
+
 }  // namespace
 }  // namespace headrace
 
 int main(int argc, char** argv) {
   using namespace headrace;
-  const std::map<std::string, std::function<void(const Arguments&)>> commands = {{"copy-file", copy_file}};
+  const std::map<std::string, std::function<void(const Arguments&)>> commands = {{"copy-file", copy_file},
+                                                                                 {"round-trip", round_trip}};
   try {
     commands.at(argc > 1 ? argv[1] : "")(Arguments(argv + 2, argv + argc));
     return 0;
