@@ -1,6 +1,7 @@
 """Shared by the parity tests: tiny random models of each family, batches, and the engine's answer for them."""
 
 import os
+import pathlib
 import subprocess
 
 import pytest
@@ -17,6 +18,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+ENGINE_TOOL = os.environ.get("HEADRACE_ENGINE_TOOL", pathlib.Path(__file__).parents[2] / "build/tests/parity/engine_tool")
 VOCAB = 97
 SMALL = dict(
     vocab_size=VOCAB,
@@ -114,6 +116,8 @@ def rows_batch(kind, seed=0):
             mask[row, where] = 0
         ids[mask == 0] = 0
         labels[mask == 0] = -100
+        # Transformers would predict the first real token from a padding position; nothing real comes before it.
+        labels[torch.arange(batch), mask.argmax(1)] = -100
         kwargs["attention_mask"] = mask
     if kind == "packed":
         positions = torch.cat([torch.arange(6), torch.arange(1), torch.arange(10)]).expand(batch, length)
@@ -144,9 +148,9 @@ def engine_batch(kwargs):
 def run_engine(folder, tmp_path, batches, dtype="float32", recompute="none", steps=None):
     tensors = {}
     for i, batch in enumerate(batches):
-        tensors.update({key + (f".{i}" if i else ""): value for key, value in batch.items()})
+        tensors.update({key + (f".{i}" if i else ""): value.clone() for key, value in batch.items()})
     save_file(tensors, tmp_path / "batch.safetensors")
-    command = [os.environ["HEADRACE_ENGINE_TOOL"], folder, tmp_path / "batch.safetensors", tmp_path / "out.safetensors", dtype, recompute]
+    command = [ENGINE_TOOL, folder, tmp_path / "batch.safetensors", tmp_path / "out.safetensors", dtype, recompute]
     result = subprocess.run([str(a) for a in command + list(steps or [])], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return load_file(tmp_path / "out.safetensors")
