@@ -1,6 +1,7 @@
 // checkpoint_tool: the C++ functions behind small commands, for the pytest files of this folder.
 //   copy-file IN OUT                  reads a safetensors file and writes it anew
 //   round-trip FOLDER OUT MAX_BYTES   loads a tiny qwen3_moe or mixtral and saves it
+//   upcycle DENSE OUT NUM_EXPERTS TOP_K SEED ROUTER_STD MAX_BYTES
 // Exit codes as the program's: 2 with one sentence for a user's fault.
 #include <functional>
 #include <iostream>
@@ -11,6 +12,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/test_tables.h"
+#include "checkpoint/upcycle.h"
 #include "config/model_config.h"
 #include "headrace/error.h"
 
@@ -48,13 +50,23 @@ void round_trip(const Arguments& arguments) {
   save_checkpoint(request);
 }
 
+void run_upcycle(const Arguments& arguments) {
+  UpcycleSettings settings;
+  settings.num_experts = std::stoll(arguments.at(2));
+  settings.top_k = std::stoll(arguments.at(3));
+  settings.seed = std::stoull(arguments.at(4));
+  settings.router_std = std::stod(arguments.at(5));
+  settings.max_shard_size = std::stoull(arguments.at(6));
+  upcycle(arguments.at(0), arguments.at(1), settings);
+}
+
 }  // namespace
 }  // namespace headrace
 
 int main(int argc, char** argv) {
   using namespace headrace;
-  const std::map<std::string, std::function<void(const Arguments&)>> commands = {{"copy-file", copy_file},
-                                                                                 {"round-trip", round_trip}};
+  const std::map<std::string, std::function<void(const Arguments&)>> commands = {
+      {"copy-file", copy_file}, {"round-trip", round_trip}, {"upcycle", run_upcycle}};
   try {
     commands.at(argc > 1 ? argv[1] : "")(Arguments(argv + 2, argv + argc));
     return 0;
