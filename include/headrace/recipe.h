@@ -108,6 +108,10 @@ Recipe read_recipe(const std::string& path, const std::vector<std::string>& over
 /// The same for text in memory (YAML or JSON); `origin` names it in errors.
 Recipe parse_recipe(const std::string& text, const std::string& origin, const std::vector<std::string>& overrides);
 
+/// Command-line arguments as overrides: "--a.b=c" stays, "--a.b" "c" becomes "--a.b=c", and "--a.b" alone becomes "--a.b=true".
+/// Throws UserError for an argument that belongs to no key.
+std::vector<std::string> overrides_of_arguments(const std::vector<std::string>& arguments);
+
 /// Settles what depends on the number of ranks: afterwards global_batch_size > 0 holds and gradient_accumulation_steps is 0, so
 /// that the recipe means the same run on any number of ranks. Throws UserError when global_batch_size is no multiple of
 /// local_batch_size * world_size, disagrees with gradient_accumulation_steps, or ep_size does not divide world_size.

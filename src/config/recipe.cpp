@@ -323,6 +323,23 @@ Recipe build_recipe(const RecipeNode& tree, const std::string& origin, const std
 
 }  // namespace
 
+std::vector<std::string> overrides_of_arguments(const std::vector<std::string>& arguments) {
+  std::vector<std::string> overrides;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
+    require(argument.size() > 2 && argument.starts_with("--"),
+            "the argument \"{}\" belongs to no key; write --key=value, such as --optimizer.lr=1e-5", argument);
+    if (argument.find('=') != std::string::npos) {
+      overrides.push_back(argument);
+    } else if (i + 1 < arguments.size() && !arguments[i + 1].starts_with("--")) {
+      overrides.push_back(argument + "=" + arguments[++i]);
+    } else {
+      overrides.push_back(argument + "=true");
+    }
+  }
+  return overrides;
+}
+
 Recipe read_recipe(const std::string& path, const std::vector<std::string>& overrides) {
   const std::string text = read_file(path);
   const bool is_json = path.ends_with(".json");

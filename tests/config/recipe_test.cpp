@@ -303,6 +303,18 @@ TEST(Recipe, OverridesReplaceTheFile) {
   expect_error(file, {"override --optimizer.lr", "a number above 0"}, {"optimizer.lr=-1"});
 }
 
+TEST(Recipe, ArgumentsBecomeOverrides) {
+  EXPECT_EQ(overrides_of_arguments(
+                {"--resume_from_checkpoint", "auto", "--optimizer.lr=1e-5", "--max_steps", "-1", "--bf16", "--shuffle"}),
+            (std::vector<std::string>{"--resume_from_checkpoint=auto", "--optimizer.lr=1e-5", "--max_steps=-1", "--bf16=true",
+                                      "--shuffle=true"}));
+  EXPECT_TRUE(overrides_of_arguments({}).empty());
+  EXPECT_THROW(overrides_of_arguments({"auto"}), UserError);
+  EXPECT_THROW(overrides_of_arguments({"--lr=1", "2"}), UserError);
+  EXPECT_THROW(overrides_of_arguments({"--"}), UserError);
+  EXPECT_EQ(read("", overrides_of_arguments({"--resume_from_checkpoint", "auto"})).checkpoint.restore_from, "auto");
+}
+
 TEST(Recipe, ARecipeIsData) {
   for (const char* text : {"optimizer: {_target_: os.system}", "_target_: os.system", "loss_fn: torch.nn.CrossEntropyLoss",
                            "peft: {_target_: a}", "validation_dataset: {path: [{_target_: a}]}"}) {
