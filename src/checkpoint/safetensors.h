@@ -18,8 +18,8 @@ namespace headrace {
 /// One tensor of a file. `begin` and `end` are byte offsets from the start of the data buffer.
 struct TensorInfo {
   std::string name;
-  std::string dtype;            // "F32", "BF16", "F16", "I64", "U8", "F8_E4M3", ... as in the header
-  std::vector<int64_t> shape;   // empty: a scalar
+  std::string dtype;           // "F32", "BF16", "F16", "I64", "U8", "F8_E4M3", ... as in the header
+  std::vector<int64_t> shape;  // empty: a scalar
   uint64_t begin = 0;
   uint64_t end = 0;
 };
@@ -27,19 +27,19 @@ struct TensorInfo {
 /// Bits of one element of a safetensors dtype; 0 for an unknown one.
 int dtype_bits(const std::string& dtype);
 
-/// Bytes of a tensor of that dtype and shape. Throws std::invalid_argument: unknown dtype, negative or overflowing shape, bits that do
-/// not fill whole bytes.
+/// Bytes of a tensor of that dtype and shape. Throws std::invalid_argument: unknown dtype, negative or overflowing shape, bits
+/// that do not fill whole bytes.
 uint64_t tensor_bytes(const std::string& dtype, const std::vector<int64_t>& shape);
 
 /// The header, checked. Exposed apart from the file for the fuzzer.
 struct SafetensorsHeader {
-  std::vector<TensorInfo> tensors;               // in order of `begin`
+  std::vector<TensorInfo> tensors;  // in order of `begin`
   std::map<std::string, std::string> metadata;
-  uint64_t data_begin = 0;                       // byte offset of the data buffer in the file
+  uint64_t data_begin = 0;  // byte offset of the data buffer in the file
 };
-/// Checks everything the reference reader checks: header length against the file and 100,000,000, JSON, duplicate names, known dtypes,
-/// non-negative shapes without overflow, end - begin = size of the shape, offsets contiguous from 0 without holes or overlap, last
-/// end = end of the file. Throws UserError naming `origin` and, where there is one, the tensor.
+/// Checks everything the reference reader checks: header length against the file and 100,000,000, JSON, duplicate names, known
+/// dtypes, non-negative shapes without overflow, end - begin = size of the shape, offsets contiguous from 0 without holes or
+/// overlap, last end = end of the file. Throws UserError naming `origin` and, where there is one, the tensor.
 SafetensorsHeader parse_safetensors_header(std::span<const std::byte> file, const std::string& origin);
 
 class SafetensorsFile {
@@ -47,7 +47,7 @@ class SafetensorsFile {
   explicit SafetensorsFile(const std::filesystem::path& path);
   const std::filesystem::path& path() const { return file_.path(); }
   const SafetensorsHeader& header() const { return header_; }
-  const TensorInfo* find(const std::string& name) const;   // nullptr when absent
+  const TensorInfo* find(const std::string& name) const;  // nullptr when absent
   std::span<const std::byte> bytes(const TensorInfo& tensor) const;
 
  private:
@@ -66,9 +66,9 @@ struct TensorToWrite {
 };
 
 /// Writes one file: tensors sorted by dtype rank descending, then name; header padded with spaces to a multiple of 8; metadata
-/// {"format":"pt"} unless given. Written under a temporary name beside `path`, flushed to disk, then renamed: a failure leaves no file (or
-/// the old one). Throws UserError on a full disk, std::invalid_argument on a duplicate name, a name that is not UTF-8, or a wrong byte
-/// count.
+/// {"format":"pt"} unless given. Written under a temporary name beside `path`, flushed to disk, then renamed: a failure leaves
+/// no file (or the old one). Throws UserError on a full disk, std::invalid_argument on a duplicate name, a name that is not
+/// UTF-8, or a wrong byte count.
 void write_safetensors(const std::filesystem::path& path, std::vector<TensorToWrite> tensors,
                        const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 

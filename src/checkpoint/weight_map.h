@@ -12,10 +12,10 @@
 namespace headrace {
 
 struct WeightPiece {
-  std::string hub_name;             // name in the hub checkpoint
-  std::vector<int64_t> hub_shape;   // shape in the hub checkpoint
-  std::string parameter;            // name in memory (transformers v5)
-  int64_t offset = 0;               // first element within the parameter, row-major
+  std::string hub_name;            // name in the hub checkpoint
+  std::vector<int64_t> hub_shape;  // shape in the hub checkpoint
+  std::string parameter;           // name in memory (transformers v5)
+  int64_t offset = 0;              // first element within the parameter, row-major
 };
 
 struct WeightMap {
@@ -24,8 +24,8 @@ struct WeightMap {
   /// The whole-parameter form of those parameters whose hub form differs (v5 files saved with save_original_format=False):
   /// hub_name = in-memory name, offset 0. Accepted on load; a checkpoint loaded in this form is saved in this form.
   std::vector<WeightPiece> in_memory;
-  /// Tensors that may be in a file and carry no weight: ignored on load and not written back (ECMAScript regular expressions that match
-  /// the whole name).
+  /// Tensors that may be in a file and carry no weight: ignored on load and not written back (ECMAScript regular expressions
+  /// that match the whole name).
   std::vector<std::string> ignored;
 };
 

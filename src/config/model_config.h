@@ -14,8 +14,8 @@ namespace headrace {
 
 class ModelConfig {
  public:
-  /// Reads `folder`/config.json; Python's bare Infinity, -Infinity and NaN are accepted. Throws UserError: missing file, not JSON, no
-  /// model_type.
+  /// Reads `folder`/config.json; Python's bare Infinity, -Infinity and NaN are accepted. Throws UserError: missing file, not
+  /// JSON, no model_type.
   static ModelConfig read(const std::filesystem::path& folder);
   /// From a JSON object in memory; `origin` names it in errors.
   ModelConfig(Json raw, std::string origin);
@@ -42,12 +42,12 @@ class ModelConfig {
   /// Throws UserError "config.json has no <key>" when absent or null.
   int64_t need_int(const std::string& key) const;
 
-  /// "float32", "bfloat16", "float16" from dtype, else torch_dtype (a leading "torch." is dropped); nullopt when neither is there or it
-  /// is "auto". Throws UserError for another value.
+  /// "float32", "bfloat16", "float16" from dtype, else torch_dtype (a leading "torch." is dropped); nullopt when neither is
+  /// there or it is "auto". Throws UserError for another value.
   std::optional<std::string> dtype() const;
 
-  /// The JSON to write beside saved weights: the original keys unchanged, but dtype/torch_dtype (whichever was there; `dtype` is
-  /// added when neither) set to `dtype`. Used by checkpoint/save.
+  /// The JSON to write beside saved weights: the original keys unchanged, but dtype/torch_dtype (whichever was there; `dtype`
+  /// is added when neither) set to `dtype`. Used by checkpoint/save.
   Json for_saving(const std::string& dtype) const;
 
  private:
