@@ -69,12 +69,16 @@ def test_bfloat16(name, saved_model, tmp_path):
 
 @pytest.mark.parametrize("name", ["llama-tied-bias-llama3", "qwen3", "mixtral", "qwen3_moe"])
 def test_twenty_steps_follow_torch_adamw(name, saved_model, tmp_path):
-    """Two micro-batches a step, clipping, weight decay on matrices: the losses of a transformers + torch.optim.AdamW loop."""
+    """Two micro-batches a step, clipping, weight decay on matrices: the losses of a transformers + torch.optim.AdamW loop.
+
+    At this learning rate float32 rounding stays small over 20 steps; at three times of it transformers' own two expert
+    implementations already part by 2e-3, since AdamW turns rounding in tiny gradients into whole steps.
+    """
     micro = [rows_batch("right-padded", seed=1), rows_batch("packed", seed=2)]
     model = make_model(name)
     decayed = [p for key, p in model.named_parameters() if "norm" not in key and not key.endswith("bias")]
     plain = [p for key, p in model.named_parameters() if "norm" in key or key.endswith("bias")]
-    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}], lr=3e-3)
+    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}], lr=1e-3)
     num_items = sum((m["labels"][:, 1:] != -100).sum() for m in micro)
     expected = []
     for _ in range(20):
@@ -84,7 +88,7 @@ def test_twenty_steps_follow_torch_adamw(name, saved_model, tmp_path):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         expected.append(sum(loss.item() for loss in losses))
-    ours = run_engine(saved_model(name), tmp_path, [engine_batch(m)[0] for m in micro], steps=[20, 3e-3, 0.1, 1.0])["losses"]
+    ours = run_engine(saved_model(name), tmp_path, [engine_batch(m)[0] for m in micro], steps=[20, 1e-3, 0.1, 1.0])["losses"]
     assert expected[-1] < 0.7 * expected[0], "the run must learn something for the comparison to mean anything"
     for step, (a, b) in enumerate(zip(ours.tolist(), expected)):
         assert abs(a - b) / abs(b) <= 1e-4, (step, a, b)
