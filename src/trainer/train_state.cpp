@@ -119,7 +119,8 @@ void delete_old_checkpoints(const fs::path& output_dir, const TrainPosition& pos
 }
 
 void require_same(const Json& saved, const RunIdentity& identity, const fs::path& checkpoint) {
-  for (const auto& item : to_json(identity).items()) {
+  const Json current = to_json(identity);
+  for (const auto& item : current.items()) {
     const Json& before = saved.at(item.key());
     require(before == item.value(),
             "{} was written with {} {}, but this run has {}, so it cannot continue it. Use the old setting, or start anew with another "
