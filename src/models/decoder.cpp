@@ -109,11 +109,11 @@ at::Tensor layer_backward(const Context& context, const LayerSpec& layer, const 
   }
   saved.moe.gate_up.reset();
   saved.mlp.gate_up.reset();
-  const at::Tensor dx_mid = dy + rms_norm_backward(dx, saved.x_mid, weights.post_attention_norm, saved.post_attention_norm,
-                                                   grads.post_attention_norm);
+  const at::Tensor dx_mid = rms_norm_backward(dx, saved.x_mid, weights.post_attention_norm, saved.post_attention_norm,
+                                              grads.post_attention_norm, /*dresidual=*/dy);
   const at::Tensor dnormed = attention_backward(dx_mid, attention_input, *saved.attention, layer.attention, weights.attention,
                                                 grads.attention, context.rope, context.batch);
-  return dx_mid + rms_norm_backward(dnormed, saved.x_in, weights.input_norm, saved.input_norm, grads.input_norm);
+  return rms_norm_backward(dnormed, saved.x_in, weights.input_norm, saved.input_norm, grads.input_norm, /*dresidual=*/dx_mid);
 }
 
 // The forward without a backward: calls `each(layer, saved)` and forgets the saved sets. Returns the final hidden states.
