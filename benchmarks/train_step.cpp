@@ -86,10 +86,11 @@ void run(const Options& options) {
       if (phases) synchronize_device(world.device);
       return Clock::now();
     };
-    decoder.parameters().zero_gradients();
+    decoder.parameters().zero_gradients(/*experts=*/false);
     auto begin = now();
     DecoderRun decoder_run;
     decoder_run.recompute = recompute;
+    decoder_run.first_micro_batch = true;
     decoder_run.grad_scale = 1.0 / static_cast<double>(batch.num_trained_tokens);
     decoder_run.after_forward = [&] {
       if (!phases) return;

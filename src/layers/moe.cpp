@@ -22,7 +22,7 @@ MoeForward moe_forward_routed(const at::Tensor& x, MoeSaved saved, const MoeTens
 }
 
 at::Tensor moe_backward(const at::Tensor& dy, const at::Tensor& balance_grad, const at::Tensor& x, const MoeSaved& saved,
-                        const MoeConfig& config, const MoeTensors& weights, const MoeTensors& grads) {
+                        const MoeConfig& config, const MoeTensors& weights, const MoeTensors& grads, bool overwrite_experts) {
   const DispatchPlan& plan = saved.plan;
   const at::Tensor x_rows = dispatch(x, plan);
   const at::Tensor gate_up = saved.gate_up.defined() ? saved.gate_up : grouped_linear_forward(x_rows, weights.gate_up, plan);
@@ -31,9 +31,9 @@ at::Tensor moe_backward(const at::Tensor& dy, const at::Tensor& balance_grad, co
   // The routing weight's gradient is <dy, expert output> = <dA', A>: no expert output needed.
   WeightedSwigluBackward inner =
       swiglu_backward_weighted(grouped_linear_input_backward(dout, weights.down, plan), gate_up, saved.routing.weights, plan);
-  if (grads.down.defined()) grouped_linear_weight_backward(dout, inner.scaled_activation, grads.down, plan);
+  if (grads.down.defined()) grouped_linear_weight_backward(dout, inner.scaled_activation, grads.down, plan, overwrite_experts);
   inner.scaled_activation.reset();
-  if (grads.gate_up.defined()) grouped_linear_weight_backward(inner.dgate_up, x_rows, grads.gate_up, plan);
+  if (grads.gate_up.defined()) grouped_linear_weight_backward(inner.dgate_up, x_rows, grads.gate_up, plan, overwrite_experts);
 
   at::Tensor dx = combine(grouped_linear_input_backward(inner.dgate_up, weights.gate_up, plan), {}, plan);
   dx.add_(router_backward(inner.dweights, balance_grad, x, saved.routing, weights.router, grads.router, config.router));

@@ -101,7 +101,7 @@ at::Tensor layer_backward(const Context& context, const LayerSpec& layer, const 
   at::Tensor dx;
   if (layer.is_moe()) {
     dx = moe_backward(dy, balance_grad, x, saved.moe, layer.moe(), std::get<MoeTensors>(weights.feed_forward),
-                      std::get<MoeTensors>(grads.feed_forward));
+                      std::get<MoeTensors>(grads.feed_forward), overwrite_experts);
   } else {
     const auto& mlp = std::get<MlpTensors>(weights.feed_forward);
     if (!saved.mlp.gate_up.defined()) saved.mlp.gate_up = linear_forward(x, mlp.gate_up, mlp.gate_up_bias);
@@ -167,7 +167,8 @@ StepLoss Decoder::forward_backward(const TokenBatch& batch, const DecoderRun& ru
   at::Tensor dx = rms_norm_backward(head.dh, last.sum, weights_.final_norm, last.saved, grads.final_norm);
   head.dh.reset();
   for (std::size_t n = saved.size(); n-- > 0;) {
-    dx = layer_backward(context, spec_.layers[n], weights_.layers[n], grads.layers[n], std::move(saved[n]), dx, balance_grad);
+    dx = layer_backward(context, spec_.layers[n], weights_.layers[n], grads.layers[n], std::move(saved[n]), dx, balance_grad,
+                        run.first_micro_batch);
   }
   embedding_backward(dx, batch.input_ids, grads.embedding, spec_.padding_idx);
   return loss;

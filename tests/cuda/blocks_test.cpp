@@ -125,6 +125,9 @@ TEST_F(Cuda, GroupedLinearWritesEverythingAndSkipsEmptyExperts) {
   EXPECT_LT(relative_error(gpu_dw.cpu(), dw), kBfloat16Tolerance);
   EXPECT_EQ(gpu_dw[4].abs().sum().item<double>(), 0.0);
   EXPECT_EQ(gpu_dw[8].abs().sum().item<double>(), 0.0);
+  const at::Tensor stored = poisoned_like(gpu_dw);
+  grouped_linear_weight_backward(on_gpu(dy), on_gpu(x), stored, plan, /*overwrite=*/true);
+  EXPECT_TRUE(at::equal(stored, gpu_dw));
 }
 
 TEST_F(Cuda, MoeMatchesTheCpu) {
