@@ -90,7 +90,8 @@ void drop_recomputable(LayerSaved& saved, Recompute recompute) {
 // dy: gradient of the residual stream after the layer (it reaches both x_mid and the feed-forward's output). Returns that of
 // x_in.
 at::Tensor layer_backward(const Context& context, const LayerSpec& layer, const LayerTensors& weights,
-                          const LayerTensors& grads, LayerSaved saved, const at::Tensor& dy, const at::Tensor& balance_grad) {
+                          const LayerTensors& grads, LayerSaved saved, const at::Tensor& dy, const at::Tensor& balance_grad,
+                          bool overwrite_experts) {
   const at::Tensor attention_input = rms_norm_apply(saved.x_in, weights.input_norm, saved.input_norm);
   if (!saved.attention.has_value()) {
     Attended attended = attend(context, layer, weights, saved.x_in, attention_input);
