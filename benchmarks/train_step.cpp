@@ -107,7 +107,11 @@ void run(const Options& options) {
   };
 
   std::vector<double> whole, forward, backward, update;
-  for (int64_t i = 0; i < options.warmup; ++i) step(false);
+  double first_loss = 0;  // of untrained weights: both systems start from the same distribution
+  for (int64_t i = 0; i < options.warmup; ++i) {
+    const at::Tensor loss_sum = step(false);
+    if (i == 0) first_loss = loss_sum.item<double>() / static_cast<double>(batch.num_trained_tokens);
+  }
   for (int64_t i = 0; i < options.steps; ++i) {
     synchronize_device(world.device);
     const auto begin = Clock::now();
@@ -142,6 +146,7 @@ void run(const Options& options) {
                      {"opt_ms", rounded(median(update), 2)},
                      {"peak_gib", rounded(peak_memory_gib(world.device), 2)},
                      {"device_gib", rounded(device_memory_gib(world.device), 2)},
+                     {"first_loss", rounded(first_loss, 4)},
                      {"loss", rounded(loss, 4)}};
   std::cout << line.dump() << "\n";
 }

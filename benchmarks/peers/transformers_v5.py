@@ -88,8 +88,10 @@ def main():
         mark()
         return loss, [1e3 * (b - a) for a, b in zip(marks, marks[1:])]
 
+    first_loss = None
     for _ in range(args.warmup):
-        step(False)
+        loss = step(False)[0].item()
+        first_loss = loss if first_loss is None else first_loss
     whole, phases = [], []
     for _ in range(args.steps):
         synchronize()
@@ -124,6 +126,7 @@ def main():
                 opt_ms=medians[2],
                 peak_gib=round(peak / 2**30, 2),
                 device_gib=round((total - free) / 2**30, 2),
+                first_loss=first_loss and round(first_loss, 4),
                 loss=round(loss.item(), 4),
             )
         )
