@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-import check_includes
 import pytest
+
+import check_includes
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
