@@ -1,8 +1,10 @@
-// Benchmark of one full fine-tuning step: forward, backward and optimizer on random tokens, as one JSON line on standard output.
+// Benchmark of one full fine-tuning step: forward, backward and optimizer on random tokens, as one JSON line on standard
+// output.
 //   train_step --shape qwen3_30b_a3b --layers 8 --micro-batch 4 --seq 4096 --dtype bfloat16
-// tokens_per_s_per_gpu is from whole steps, timed one by one (median) with the device idle before and after each. The phases are
-// from further steps that also wait between phases; the forward includes the loss head's gradient (see linear_cross_entropy.h).
-// The peer prints the same line: benchmarks/peers/transformers_v5.py. Both in one run: benchmarks/compare.
+// tokens_per_s_per_gpu is from whole steps, timed one by one (median) with the device idle before and after each. The phases
+// are from further steps that also wait between phases; the forward includes the loss head's gradient (see
+// linear_cross_entropy.h). The peer prints the same line: benchmarks/peers/transformers_v5.py. Both in one run:
+// benchmarks/compare.
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
@@ -31,14 +33,17 @@ struct Options {
 
 using Clock = std::chrono::steady_clock;
 
-double milliseconds_since(Clock::time_point begin) { return std::chrono::duration<double, std::milli>(Clock::now() - begin).count(); }
+double milliseconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+}
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values.at(values.size() / 2);
 }
 
-// micro_batch rows of seq random tokens, each a document; every position but the last of a row is trained, as labels = input_ids gives.
+// micro_batch rows of seq random tokens, each a document; every position but the last of a row is trained, as labels =
+// input_ids gives.
 TokenBatch random_batch(const Options& options, int64_t vocab_size) {
   TokenBatch batch;
   const int64_t tokens = options.micro_batch * options.seq;
@@ -81,10 +86,11 @@ void run(const Options& options) {
       if (phases) synchronize_device(world.device);
       return Clock::now();
     };
-    decoder.parameters().zero_gradients();
+    decoder.parameters().zero_gradients(/*experts=*/false);
     auto begin = now();
     DecoderRun decoder_run;
     decoder_run.recompute = recompute;
+    decoder_run.first_micro_batch = true;
     decoder_run.grad_scale = 1.0 / static_cast<double>(batch.num_trained_tokens);
     decoder_run.after_forward = [&] {
       if (!phases) return;
@@ -115,7 +121,9 @@ void run(const Options& options) {
     forward.push_back(forward_ms), backward.push_back(backward_ms), update.push_back(optimizer_ms);
   }
 
-  const auto rounded = [](double value, double unit) { return std::round(value / unit) * unit; };
+  const auto rounded = [](double value, double digits) {
+    return std::round(value * std::pow(10.0, digits)) / std::pow(10.0, digits);
+  };
   const Json line = {{"system", "headrace"},
                      {"shape", options.shape},
                      {"layers", static_cast<int64_t>(spec.layers.size())},
@@ -127,14 +135,14 @@ void run(const Options& options) {
                      {"recompute", options.recompute},
                      {"fused_backward", false},
                      {"routing", "model"},
-                     {"tokens_per_s_per_gpu", rounded(static_cast<double>(batch.num_tokens()) / median(whole) * 1000.0, 1.0)},
-                     {"step_ms", rounded(median(whole), 0.01)},
-                     {"fwd_ms", rounded(median(forward), 0.01)},
-                     {"bwd_ms", rounded(median(backward), 0.01)},
-                     {"opt_ms", rounded(median(update), 0.01)},
-                     {"peak_gib", rounded(peak_memory_gib(world.device), 0.01)},
-                     {"device_gib", rounded(device_memory_gib(world.device), 0.01)},
-                     {"loss", rounded(loss, 1e-4)}};
+                     {"tokens_per_s_per_gpu", std::lround(static_cast<double>(batch.num_tokens()) / median(whole) * 1000.0)},
+                     {"step_ms", rounded(median(whole), 2)},
+                     {"fwd_ms", rounded(median(forward), 2)},
+                     {"bwd_ms", rounded(median(backward), 2)},
+                     {"opt_ms", rounded(median(update), 2)},
+                     {"peak_gib", rounded(peak_memory_gib(world.device), 2)},
+                     {"device_gib", rounded(device_memory_gib(world.device), 2)},
+                     {"loss", rounded(loss, 4)}};
   std::cout << line.dump() << "\n";
 }
 

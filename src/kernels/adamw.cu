@@ -31,6 +31,20 @@ __device__ __nv_bfloat16 round_stochastically(float value, unsigned random16) {
   return __ushort_as_bfloat16(static_cast<unsigned short>((bits + random16) >> 16));
 }
 
+// bfloat16 keeps 8 bits: the hardware's approximations (2 units in the last place of a float) change nothing there and save two
+// thirds of the arithmetic. float32 takes the exact forms.
+template <typename T>
+__device__ float divide(float a, float b) {
+  return sizeof(T) == 2 ? __fdividef(a, b) : a / b;
+}
+template <typename T>
+__device__ float square_root(float x) {
+  if constexpr (sizeof(T) == 4) return sqrtf(x);
+  float root;
+  asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(x));
+  return root;
+}
+
 template <typename T>
 struct alignas(16) Pack {
   static constexpr int kSize = 16 / sizeof(T);
@@ -44,7 +58,8 @@ __device__ void update_one(T& weight, T gradient, T& first, T& second, float sca
   const float m = m0 + (g - m0) * (1.0F - step.beta1);
   const float v = v0 * step.beta2 + g * g * (1.0F - step.beta2);
   const float decay = 1.0F - step.lr * step.weight_decay, rate = step.lr / step.bias_correction1;
-  const float w = to_float(weight) * decay - rate * m / (sqrtf(v) / step.bias_correction2_sqrt + step.eps);
+  const float w =
+      to_float(weight) * decay - divide<T>(rate * m, divide<T>(square_root<T>(v), step.bias_correction2_sqrt) + step.eps);
   if constexpr (sizeof(T) == 2) {
     if (step.stochastic_rounding) {
       const uint64_t random = random_bits(step.random_key, static_cast<uint64_t>(index));

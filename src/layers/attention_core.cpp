@@ -4,6 +4,8 @@
 
 #include <ATen/ops/_flash_attention_backward.h>
 #include <ATen/ops/_flash_attention_forward.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/arange.h>
@@ -17,15 +19,25 @@
 namespace headrace {
 namespace {
 
-enum class Path { cpu_flash, cuda_flash, reference };
-
-Path path_of(const at::Tensor& q) {
-  const bool half = q.scalar_type() == at::kBFloat16 || q.scalar_type() == at::kHalf;
-  if (q.is_cuda()) return half && q.size(-1) <= 256 ? Path::cuda_flash : Path::reference;
-  return half || q.scalar_type() == at::kFloat || q.scalar_type() == at::kDouble ? Path::cpu_flash : Path::reference;
-}
+enum class Path { cpu_flash, cuda_flash, cuda_cudnn, reference };
 
 int64_t num_documents(const TokenBatch& batch) { return static_cast<int64_t>(batch.document_bounds.size()) - 1; }
+
+bool equally_long(const TokenBatch& batch) {
+  return batch.max_document_length * num_documents(batch) == batch.document_bounds.back();
+}
+
+Path path_of(const at::Tensor& q, const TokenBatch& batch, const AttentionCoreConfig& config) {
+  const bool half = q.scalar_type() == at::kBFloat16 || q.scalar_type() == at::kHalf;
+  const int64_t head_dim = q.size(-1);
+  if (q.is_cuda()) {
+    if (!half || head_dim > 256) return Path::reference;
+    // A window as long as the documents hides nothing.
+    const bool windowed = config.sliding_window > 0 && config.sliding_window < batch.max_document_length;
+    return !windowed && head_dim <= 128 && head_dim % 8 == 0 && equally_long(batch) ? Path::cuda_cudnn : Path::cuda_flash;
+  }
+  return half || q.scalar_type() == at::kFloat || q.scalar_type() == at::kDouble ? Path::cpu_flash : Path::reference;
+}
 
 // [length, heads, d] of one document as [1, num_heads, length, d], key/value heads repeated for their query heads.
 at::Tensor heads_first(const at::Tensor& x, const TokenBatch& batch, int64_t document, int64_t num_heads) {
@@ -123,6 +135,30 @@ AttentionCoreGrads flash_backward(const at::Tensor& dout, const at::Tensor& q, c
   return {dq, dk, dv};
 }
 
+// [num_tokens, heads, d] of equally long documents as [documents, heads, length, d]; a view.
+at::Tensor dense(const at::Tensor& x, const TokenBatch& batch) {
+  return x.view({num_documents(batch), batch.max_document_length, x.size(1), x.size(2)}).transpose(1, 2);
+}
+at::Tensor packed(const at::Tensor& x) { return x.transpose(1, 2).reshape({x.size(0) * x.size(2), x.size(1), x.size(3)}); }
+
+AttentionCoreSaved cudnn_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const TokenBatch& batch,
+                                 const AttentionCoreConfig& config) {
+  const auto result = at::_scaled_dot_product_cudnn_attention(dense(q, batch), dense(k, batch), dense(v, batch), std::nullopt,
+                                                              /*compute_log_sumexp=*/true, 0.0, /*is_causal=*/true,
+                                                              /*return_debug_mask=*/false, config.scale);
+  return {packed(std::get<0>(result)), {std::get<1>(result)}, std::get<6>(result), std::get<7>(result)};
+}
+
+AttentionCoreGrads cudnn_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const AttentionCoreSaved& saved, const TokenBatch& batch, const AttentionCoreConfig& config) {
+  const int64_t length = batch.max_document_length;
+  const auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(
+      dense(dout, batch), dense(q, batch), dense(k, batch), dense(v, batch), dense(saved.out, batch), saved.log_sum_exp[0],
+      saved.rng_state, saved.unused, /*attn_bias=*/{}, /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, length, length, 0.0,
+      /*is_causal=*/true, config.scale);
+  return {packed(dq), packed(dk), packed(dv)};
+}
+
 at::Tensor reference_probabilities(const at::Tensor& query, const at::Tensor& key, const AttentionCoreConfig& config) {
   const at::Tensor scores = at::matmul(query, key.transpose(-1, -2)).mul_(config.scale);
   return scores.masked_fill_(hidden_keys(query.size(2), config, query.device()), -std::numeric_limits<double>::infinity())
@@ -134,9 +170,10 @@ at::Tensor reference_probabilities(const at::Tensor& query, const at::Tensor& ke
 AttentionCoreSaved attention_core_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                           const TokenBatch& batch, const AttentionCoreConfig& config) {
   if (q.size(0) == 0) return {at::empty_like(q), {}, {}, {}};
-  switch (path_of(q)) {
+  switch (path_of(q, batch, config)) {
     case Path::cpu_flash: return cpu_forward(q, k, v, batch, config);
     case Path::cuda_flash: return flash_forward(q, k, v, batch, config);
+    case Path::cuda_cudnn: return cudnn_forward(q, k, v, batch, config);
     default: return attention_core_reference_forward(q, k, v, batch, config);
   }
 }
@@ -145,9 +182,10 @@ AttentionCoreGrads attention_core_backward(const at::Tensor& dout, const at::Ten
                                            const at::Tensor& v, const AttentionCoreSaved& saved, const TokenBatch& batch,
                                            const AttentionCoreConfig& config) {
   if (q.size(0) == 0) return {at::empty_like(q), at::empty_like(k), at::empty_like(v)};
-  switch (path_of(q)) {
+  switch (path_of(q, batch, config)) {
     case Path::cpu_flash: return cpu_backward(dout, q, k, v, saved, batch, config);
     case Path::cuda_flash: return flash_backward(dout, q, k, v, saved, batch, config);
+    case Path::cuda_cudnn: return cudnn_backward(dout, q, k, v, saved, batch, config);
     default: return attention_core_reference_backward(dout, q, k, v, batch, config);
   }
 }

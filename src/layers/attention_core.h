@@ -1,7 +1,8 @@
 // The softmax(q k^T) v part of attention over packed documents; a query never sees another document.
 // Flow: q, k, v with positions applied -> [attention core] -> output projection. Paths, chosen by device and dtype:
 //   CPU                      ATen's flash attention for CPU, one call a document
-//   CUDA, bfloat16/float16   ATen's variable-length flash attention (FA2), one call in all
+//   CUDA, bfloat16/float16   all documents equally long and no window: cuDNN's attention (the fastest);
+//                            else ATen's variable-length flash attention (FA2); one call in all
 //   else                     the plain reference below, one document at a time
 #pragma once
 
@@ -15,14 +16,14 @@ namespace headrace {
 
 struct AttentionCoreConfig {
   double scale = 1.0;
-  int64_t sliding_window = 0;   // keys a query sees including its own; 0 = no window
+  int64_t sliding_window = 0;  // keys a query sees including its own; 0 = no window
 };
 
 /// Kept for the backward beside q, k and v: the output and 4 bytes a token and head.
 struct AttentionCoreSaved {
-  at::Tensor out;                          // [num_tokens, num_heads, head_dim]
-  std::vector<at::Tensor> log_sum_exp;     // CPU: one [1, num_heads, length] a document; flash: one tensor
-  at::Tensor rng_state, unused;            // what flash's backward wants back
+  at::Tensor out;                       // [num_tokens, num_heads, head_dim]
+  std::vector<at::Tensor> log_sum_exp;  // CPU: one [1, num_heads, length] a document; flash: one tensor
+  at::Tensor rng_state, unused;         // what flash's backward wants back
 };
 
 /// q [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_key_value_heads, head_dim]; query head h reads key/value head
@@ -33,8 +34,8 @@ AttentionCoreSaved attention_core_forward(const at::Tensor& q, const at::Tensor&
 struct AttentionCoreGrads {
   at::Tensor dq, dk, dv;
 };
-AttentionCoreGrads attention_core_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                           const AttentionCoreSaved& saved, const TokenBatch& batch,
+AttentionCoreGrads attention_core_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
+                                           const at::Tensor& v, const AttentionCoreSaved& saved, const TokenBatch& batch,
                                            const AttentionCoreConfig& config);
 
 /// The plain form in one dtype, for tests and for what no fast path takes: same arguments and result.

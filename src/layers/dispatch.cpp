@@ -1,10 +1,14 @@
 #include "layers/dispatch.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/zeros.h>
+
+#include "kernels/cuda_launch.h"
+#include "kernels/moe_rows_cuda.h"
 
 namespace headrace {
 
@@ -25,10 +29,30 @@ DispatchPlan make_dispatch_plan(const at::Tensor& expert_ids, int64_t num_expert
   return plan;
 }
 
-at::Tensor dispatch(const at::Tensor& x, const DispatchPlan& plan) { return x.index_select(0, plan.token_of_row); }
+at::Tensor dispatch(const at::Tensor& x, const DispatchPlan& plan) {
+#ifdef HEADRACE_HAS_CUDA
+  if (fits_bf16_kernels(x)) {
+    at::Tensor rows = at::empty({plan.token_of_row.size(0), x.size(1)}, x.options());
+    gather_rows_cuda(x.const_data_ptr(), plan.token_of_row.const_data_ptr<int64_t>(), rows.size(0), x.size(1), rows.data_ptr(),
+                     current_stream(x));
+    return rows;
+  }
+#endif
+  return x.index_select(0, plan.token_of_row);
+}
 
 at::Tensor combine(const at::Tensor& rows, const at::Tensor& weights, const DispatchPlan& plan) {
-  at::Tensor sum = at::zeros({plan.row_of_pair.size(0), rows.size(1)}, rows.options().dtype(at::kFloat));
+  const int64_t num_tokens = plan.row_of_pair.size(0);
+#ifdef HEADRACE_HAS_CUDA
+  if (fits_bf16_kernels(rows)) {
+    at::Tensor out = at::empty({num_tokens, rows.size(1)}, rows.options());
+    combine_rows_cuda(rows.const_data_ptr(), weights.defined() ? weights.const_data_ptr<float>() : nullptr,
+                      plan.row_of_pair.const_data_ptr<int64_t>(), num_tokens, plan.top_k, rows.size(1), out.data_ptr(),
+                      current_stream(rows));
+    return out;
+  }
+#endif
+  at::Tensor sum = at::zeros({num_tokens, rows.size(1)}, rows.options().dtype(at::kFloat));
   for (int64_t choice = 0; choice < plan.top_k; ++choice) {
     const at::Tensor term = rows.index_select(0, plan.row_of_pair.select(1, choice));
     if (weights.defined()) {

@@ -4,6 +4,11 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 
+#ifdef HEADRACE_HAS_CUDA
+#include <ATen/cuda/CUDAContextLight.h>
+#include <ATen/native/cuda/GroupMM.h>
+#endif
+
 namespace headrace {
 namespace {
 
@@ -31,6 +36,17 @@ bool takes_grouped_mm(const at::Tensor& x, const at::Tensor& weight) {
   return x.is_cuda() && x.scalar_type() == at::kBFloat16 && x.size(0) > 0 && weight.size(1) % 8 == 0 && weight.size(2) % 8 == 0;
 }
 
+#ifdef HEADRACE_HAS_CUDA
+// at::_grouped_mm has no form that writes into given memory; what it calls on Hopper has.
+bool writes_grouped_mm_in_place() { return at::cuda::getCurrentDeviceProperties()->major == 9; }
+void grouped_mm_into(at::Tensor out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& ends) {
+  at::cuda::detail::bf16bf16_grouped_mm(a, b, ends, std::nullopt, out);
+}
+#else
+bool writes_grouped_mm_in_place() { return false; }
+void grouped_mm_into(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) {}
+#endif
+
 }  // namespace
 
 at::Tensor grouped_linear_forward(const at::Tensor& x, const at::Tensor& weight, const DispatchPlan& plan) {
@@ -54,11 +70,18 @@ at::Tensor grouped_linear_input_backward(const at::Tensor& dy, const at::Tensor&
 }
 
 void grouped_linear_weight_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight_grad,
-                                    const DispatchPlan& plan) {
+                                    const DispatchPlan& plan, bool overwrite) {
   if (takes_grouped_mm(dy, weight_grad)) {
-    weight_grad.add_(at::_grouped_mm(dy.t(), x, plan.ends));
+    if (!overwrite) {
+      weight_grad.add_(at::_grouped_mm(dy.t(), x, plan.ends));
+    } else if (writes_grouped_mm_in_place()) {
+      grouped_mm_into(weight_grad, dy.t(), x, plan.ends);
+    } else {
+      weight_grad.copy_(at::_grouped_mm(dy.t(), x, plan.ends));
+    }
     return;
   }
+  if (overwrite) weight_grad.zero_();
   for_each_expert(plan, [&](int64_t expert, int64_t begin, int64_t rows) {
     weight_grad[expert].addmm_(dy.narrow(0, begin, rows).t(), x.narrow(0, begin, rows));
   });

@@ -14,8 +14,9 @@ at::Tensor grouped_linear_forward(const at::Tensor& x, const at::Tensor& weight,
 /// Gradient of x: dx[r] = dy[r] weight[e]; [rows, in].
 at::Tensor grouped_linear_input_backward(const at::Tensor& dy, const at::Tensor& weight, const DispatchPlan& plan);
 
-/// weight_grad[e] += dy_e^T x_e; an expert without rows gets no change. weight_grad [num_experts, out, in].
+/// weight_grad[e] += dy_e^T x_e; with `overwrite`, weight_grad[e] = dy_e^T x_e, which is 0 for an expert without rows, whatever
+/// was there before. weight_grad [num_experts, out, in].
 void grouped_linear_weight_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight_grad,
-                                    const DispatchPlan& plan);
+                                    const DispatchPlan& plan, bool overwrite = false);
 
 }  // namespace headrace

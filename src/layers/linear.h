@@ -14,6 +14,7 @@ at::Tensor linear_backward(const at::Tensor& dy, const at::Tensor& x, const at::
                            const at::Tensor& bias_grad);
 
 /// The weight half of linear_backward alone.
-void linear_weight_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight_grad, const at::Tensor& bias_grad);
+void linear_weight_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight_grad,
+                            const at::Tensor& bias_grad);
 
 }  // namespace headrace

@@ -1,6 +1,7 @@
 // Output head and loss in one: logits = h W^T and their cross-entropy, a chunk of tokens at a time, so that the logits
 // [num_tokens, vocab_size] never exist whole. Positions that are not trained are skipped altogether.
-// Flow: final norm -> [linear cross-entropy] -> loss. Reference: transformers ForCausalLMLoss (logits in the model's dtype, loss in float32).
+// Flow: final norm -> [linear cross-entropy] -> loss. Reference: transformers ForCausalLMLoss (logits in the model's dtype,
+// loss in float32).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,24 +9,25 @@
 namespace headrace {
 
 struct LinearCrossEntropySettings {
-  int64_t chunk_size = 2048;     // tokens whose logits exist at a time: chunk_size * vocab_size * (dtype + 4) bytes
+  int64_t chunk_size = 2048;  // tokens whose logits exist at a time: chunk_size * vocab_size * (dtype + 4) bytes
 };
 
 struct LinearCrossEntropy {
-  at::Tensor loss_sum;           // float32 scalar: sum of the losses of trained positions (0 when there are none)
-  at::Tensor dh;                 // [num_tokens, hidden_size]; undefined without gradients
+  at::Tensor loss_sum;  // float32 scalar: sum of the losses of trained positions (0 when there are none)
+  at::Tensor dh;        // [num_tokens, hidden_size]; undefined without gradients
 };
 
-/// The loss alone. h [num_tokens, hidden_size], weight [vocab_size, hidden_size], targets [num_tokens] int64 with -100 = not trained,
-/// num_trained = how many targets are not -100 (the caller knows it without asking the device).
+/// The loss alone. h [num_tokens, hidden_size], weight [vocab_size, hidden_size], targets [num_tokens] int64 with -100 = not
+/// trained, num_trained = how many targets are not -100 (the caller knows it without asking the device).
 LinearCrossEntropy linear_cross_entropy_forward(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& targets,
                                                 int64_t num_trained, const LinearCrossEntropySettings& settings = {});
 
-/// Loss and gradients of grad_scale * loss_sum in one pass: each chunk's logits are overwritten by their gradient, which goes into
-/// dh and, added, into weight_grad (undefined: not wanted). The loss is the last thing a forward does, so its gradient scale
-/// (1 / trained tokens of the whole step) is known by then and the logits need not be computed twice.
-LinearCrossEntropy linear_cross_entropy_forward_backward(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& targets,
-                                                         int64_t num_trained, double grad_scale, const at::Tensor& weight_grad,
+/// Loss and gradients of grad_scale * loss_sum in one pass: each chunk's logits are overwritten by their gradient, which goes
+/// into dh and, added, into weight_grad (undefined: not wanted). The loss is the last thing a forward does, so its gradient
+/// scale (1 / trained tokens of the whole step) is known by then and the logits need not be computed twice.
+LinearCrossEntropy linear_cross_entropy_forward_backward(const at::Tensor& h, const at::Tensor& weight,
+                                                         const at::Tensor& targets, int64_t num_trained, double grad_scale,
+                                                         const at::Tensor& weight_grad,
                                                          const LinearCrossEntropySettings& settings = {});
 
 }  // namespace headrace

@@ -1,4 +1,4 @@
-// Dense feed-forward block (SwiGLU): down(silu(gate x) * (up x)). Also the elementwise part that the experts share.
+// Dense feed-forward block (SwiGLU): down(silu(gate x) * (up x)).
 // Reference: transformers LlamaMLP.
 #pragma once
 
@@ -6,23 +6,17 @@
 
 namespace headrace {
 
-/// a = silu(gate) * up for gate_up [rows, 2 * I] = gate columns, then up columns. Returns [rows, I].
-at::Tensor swiglu_forward(const at::Tensor& gate_up);
-
-/// Gradient of gate_up for the gradient da of a.
-at::Tensor swiglu_backward(const at::Tensor& da, const at::Tensor& gate_up);
-
 /// Weights or their gradients; biases undefined where the model has none.
 struct MlpTensors {
-  at::Tensor gate_up;        // [2 * intermediate_size, hidden_size]: gate_proj rows, then up_proj rows
-  at::Tensor gate_up_bias;   // [2 * intermediate_size]
-  at::Tensor down;           // [hidden_size, intermediate_size]
-  at::Tensor down_bias;      // [hidden_size]
+  at::Tensor gate_up;       // [2 * intermediate_size, hidden_size]: gate_proj rows, then up_proj rows
+  at::Tensor gate_up_bias;  // [2 * intermediate_size]
+  at::Tensor down;          // [hidden_size, intermediate_size]
+  at::Tensor down_bias;     // [hidden_size]
 };
 
 /// Kept: the pre-activation, 2 * intermediate_size elements a token. The activation is recomputed.
 struct MlpSaved {
-  at::Tensor gate_up;        // [num_tokens, 2 * intermediate_size]
+  at::Tensor gate_up;  // [num_tokens, 2 * intermediate_size]
 };
 
 struct MlpForward {

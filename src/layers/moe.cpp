@@ -3,7 +3,7 @@
 #include <ATen/TensorOperators.h>
 
 #include "layers/grouped_linear.h"
-#include "layers/mlp.h"
+#include "layers/swiglu.h"
 
 namespace headrace {
 
@@ -22,27 +22,21 @@ MoeForward moe_forward_routed(const at::Tensor& x, MoeSaved saved, const MoeTens
 }
 
 at::Tensor moe_backward(const at::Tensor& dy, const at::Tensor& balance_grad, const at::Tensor& x, const MoeSaved& saved,
-                        const MoeConfig& config, const MoeTensors& weights, const MoeTensors& grads) {
+                        const MoeConfig& config, const MoeTensors& weights, const MoeTensors& grads, bool overwrite_experts) {
   const DispatchPlan& plan = saved.plan;
   const at::Tensor x_rows = dispatch(x, plan);
   const at::Tensor gate_up = saved.gate_up.defined() ? saved.gate_up : grouped_linear_forward(x_rows, weights.gate_up, plan);
-  const at::Tensor activation = swiglu_forward(gate_up);
   const at::Tensor dout = dispatch(dy, plan);  // gradient of y, not yet weighted
 
-  at::Tensor dactivation = grouped_linear_input_backward(dout, weights.down, plan);
-  // The weight's gradient is <dy, expert output> = <dA', A>: no expert output needed. One float per row, back in pair order.
-  const at::Tensor dweight_rows = (dactivation.to(at::kFloat) * activation).sum(-1);
-  const at::Tensor dweights = dweight_rows.index_select(0, plan.row_of_pair.reshape({-1})).view(plan.row_of_pair.sizes());
+  // The routing weight's gradient is <dy, expert output> = <dA', A>: no expert output needed.
+  WeightedSwigluBackward inner =
+      swiglu_backward_weighted(grouped_linear_input_backward(dout, weights.down, plan), gate_up, saved.routing.weights, plan);
+  if (grads.down.defined()) grouped_linear_weight_backward(dout, inner.scaled_activation, grads.down, plan, overwrite_experts);
+  inner.scaled_activation.reset();
+  if (grads.gate_up.defined()) grouped_linear_weight_backward(inner.dgate_up, x_rows, grads.gate_up, plan, overwrite_experts);
 
-  const at::Tensor weight_rows =
-      saved.routing.weights.reshape({-1}).index_select(0, plan.pair_of_row).unsqueeze(1).to(x.scalar_type());
-  if (grads.down.defined()) grouped_linear_weight_backward(dout, activation * weight_rows, grads.down, plan);
-  dactivation.mul_(weight_rows);
-  const at::Tensor dgate_up = swiglu_backward(dactivation, gate_up);
-  if (grads.gate_up.defined()) grouped_linear_weight_backward(dgate_up, x_rows, grads.gate_up, plan);
-
-  at::Tensor dx = combine(grouped_linear_input_backward(dgate_up, weights.gate_up, plan), {}, plan);
-  dx.add_(router_backward(dweights, balance_grad, x, saved.routing, weights.router, grads.router, config.router));
+  at::Tensor dx = combine(grouped_linear_input_backward(inner.dgate_up, weights.gate_up, plan), {}, plan);
+  dx.add_(router_backward(inner.dweights, balance_grad, x, saved.routing, weights.router, grads.router, config.router));
   return dx;
 }
 

@@ -17,21 +17,22 @@ struct MoeConfig {
 
 /// Weights, or their gradients.
 struct MoeTensors {
-  at::Tensor router;    // mlp.gate.weight [num_experts, hidden_size]
-  at::Tensor gate_up;   // mlp.experts.gate_up_proj [num_experts, 2 * moe_intermediate_size, hidden_size]
-  at::Tensor down;      // mlp.experts.down_proj [num_experts, hidden_size, moe_intermediate_size]
+  at::Tensor router;   // mlp.gate.weight [num_experts, hidden_size]
+  at::Tensor gate_up;  // mlp.experts.gate_up_proj [num_experts, 2 * moe_intermediate_size, hidden_size]
+  at::Tensor down;     // mlp.experts.down_proj [num_experts, hidden_size, moe_intermediate_size]
 };
 
 /// Kept: the experts' pre-activation (2 * moe_intermediate_size elements a token and choice), the routing and the row order
-/// (about 36 bytes a token and choice and num_experts elements a token). Dropping `gate_up` (it is recomputed then) leaves the small part.
+/// (about 36 bytes a token and choice and num_experts elements a token). Dropping `gate_up` (it is recomputed then) leaves the
+/// small part.
 struct MoeSaved {
   Routing routing;
   DispatchPlan plan;
-  at::Tensor gate_up;   // [rows, 2 * moe_intermediate_size]; undefined: recompute it
+  at::Tensor gate_up;  // [rows, 2 * moe_intermediate_size]; undefined: recompute it
 };
 
 struct MoeForward {
-  at::Tensor y;         // [num_tokens, hidden_size]
+  at::Tensor y;  // [num_tokens, hidden_size]
   MoeSaved saved;
 };
 
@@ -41,8 +42,10 @@ MoeForward moe_forward(const at::Tensor& x, const MoeConfig& config, const MoeTe
 /// The same with the routing of an earlier forward, for recomputation.
 MoeForward moe_forward_routed(const at::Tensor& x, MoeSaved routed, const MoeTensors& weights);
 
-/// Adds to grads and returns dx. balance_grad: see router_backward.
+/// Adds to grads and returns dx. balance_grad: see router_backward. With `overwrite_experts`, the gradients of gate_up and down
+/// are stored, not added.
 at::Tensor moe_backward(const at::Tensor& dy, const at::Tensor& balance_grad, const at::Tensor& x, const MoeSaved& saved,
-                        const MoeConfig& config, const MoeTensors& weights, const MoeTensors& grads);
+                        const MoeConfig& config, const MoeTensors& weights, const MoeTensors& grads,
+                        bool overwrite_experts = false);
 
 }  // namespace headrace

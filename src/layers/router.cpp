@@ -3,10 +3,13 @@
 #include <ATen/TensorOperators.h>
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include "kernels/cuda_launch.h"
+#include "kernels/router_topk_cuda.h"
 #include "layers/linear.h"
 
 namespace headrace {
@@ -14,6 +17,17 @@ namespace headrace {
 Routing router_forward(const at::Tensor& x, const at::Tensor& weight, const RouterConfig& config) {
   Routing routing;
   routing.logits = linear_forward(x, weight, {});
+#ifdef HEADRACE_HAS_CUDA
+  if (fits_bf16_kernels(routing.logits) && config.num_experts <= kMaxRouterExperts && config.top_k <= 32) {
+    const at::TensorOptions options = x.options();
+    routing.expert_ids = at::empty({x.size(0), config.top_k}, options.dtype(at::kLong));
+    routing.weights = at::empty({x.size(0), config.top_k}, options.dtype(at::kFloat));
+    router_topk_cuda(routing.logits.const_data_ptr(), x.size(0), static_cast<int>(config.num_experts),
+                     static_cast<int>(config.top_k), config.norm_topk_prob, config.weights_in_float32,
+                     routing.expert_ids.data_ptr<int64_t>(), routing.weights.data_ptr<float>(), current_stream(x));
+    return routing;
+  }
+#endif
   const at::Tensor probabilities = routing.logits.to(at::kFloat).softmax(-1);
   // A stable sort, not topk: on ties topk's order is not defined.
   const auto [sorted, ids] = at::sort(probabilities, /*stable=*/true, /*dim=*/-1, /*descending=*/true);

@@ -90,7 +90,8 @@ void drop_recomputable(LayerSaved& saved, Recompute recompute) {
 // dy: gradient of the residual stream after the layer (it reaches both x_mid and the feed-forward's output). Returns that of
 // x_in.
 at::Tensor layer_backward(const Context& context, const LayerSpec& layer, const LayerTensors& weights,
-                          const LayerTensors& grads, LayerSaved saved, const at::Tensor& dy, const at::Tensor& balance_grad) {
+                          const LayerTensors& grads, LayerSaved saved, const at::Tensor& dy, const at::Tensor& balance_grad,
+                          bool overwrite_experts) {
   const at::Tensor attention_input = rms_norm_apply(saved.x_in, weights.input_norm, saved.input_norm);
   if (!saved.attention.has_value()) {
     Attended attended = attend(context, layer, weights, saved.x_in, attention_input);
@@ -101,7 +102,7 @@ at::Tensor layer_backward(const Context& context, const LayerSpec& layer, const 
   at::Tensor dx;
   if (layer.is_moe()) {
     dx = moe_backward(dy, balance_grad, x, saved.moe, layer.moe(), std::get<MoeTensors>(weights.feed_forward),
-                      std::get<MoeTensors>(grads.feed_forward));
+                      std::get<MoeTensors>(grads.feed_forward), overwrite_experts);
   } else {
     const auto& mlp = std::get<MlpTensors>(weights.feed_forward);
     if (!saved.mlp.gate_up.defined()) saved.mlp.gate_up = linear_forward(x, mlp.gate_up, mlp.gate_up_bias);
@@ -109,11 +110,11 @@ at::Tensor layer_backward(const Context& context, const LayerSpec& layer, const 
   }
   saved.moe.gate_up.reset();
   saved.mlp.gate_up.reset();
-  const at::Tensor dx_mid = dy + rms_norm_backward(dx, saved.x_mid, weights.post_attention_norm, saved.post_attention_norm,
-                                                   grads.post_attention_norm);
+  const at::Tensor dx_mid = rms_norm_backward(dx, saved.x_mid, weights.post_attention_norm, saved.post_attention_norm,
+                                              grads.post_attention_norm, /*dresidual=*/dy);
   const at::Tensor dnormed = attention_backward(dx_mid, attention_input, *saved.attention, layer.attention, weights.attention,
                                                 grads.attention, context.rope, context.batch);
-  return dx_mid + rms_norm_backward(dnormed, saved.x_in, weights.input_norm, saved.input_norm, grads.input_norm);
+  return rms_norm_backward(dnormed, saved.x_in, weights.input_norm, saved.input_norm, grads.input_norm, /*dresidual=*/dx_mid);
 }
 
 // The forward without a backward: calls `each(layer, saved)` and forgets the saved sets. Returns the final hidden states.
@@ -167,7 +168,8 @@ StepLoss Decoder::forward_backward(const TokenBatch& batch, const DecoderRun& ru
   at::Tensor dx = rms_norm_backward(head.dh, last.sum, weights_.final_norm, last.saved, grads.final_norm);
   head.dh.reset();
   for (std::size_t n = saved.size(); n-- > 0;) {
-    dx = layer_backward(context, spec_.layers[n], weights_.layers[n], grads.layers[n], std::move(saved[n]), dx, balance_grad);
+    dx = layer_backward(context, spec_.layers[n], weights_.layers[n], grads.layers[n], std::move(saved[n]), dx, balance_grad,
+                        run.first_micro_batch);
   }
   embedding_backward(dx, batch.input_ids, grads.embedding, spec_.padding_idx);
   return loss;

@@ -49,7 +49,8 @@ DecoderTensors decoder_tensors(const DecoderSpec& spec, const Parameters& parame
 
 /// Normal(0, initializer_range) for matrices, 1 for norms, 0 for biases and the padding row; drawn on the parameters' device
 /// from `generator` (undefined: the device's default one).
-void initialize_parameters(const DecoderSpec& spec, const Parameters& parameters, const std::optional<at::Generator>& generator = {});
+void initialize_parameters(const DecoderSpec& spec, const Parameters& parameters,
+                           const std::optional<at::Generator>& generator = {});
 
 struct StepLoss {
   at::Tensor loss_sum;      // float32 scalar on the device: sum over trained tokens
@@ -58,8 +59,9 @@ struct StepLoss {
 
 struct DecoderRun {
   Recompute recompute = Recompute::none;
-  double grad_scale = 1.0;     // gradients are those of grad_scale * loss_sum + balance_scale * coefficient * balance_loss
-  double balance_scale = 1.0;  // this micro-batch's share of the step
+  double grad_scale = 1.0;         // gradients are those of grad_scale * loss_sum + balance_scale * coefficient * balance_loss
+  double balance_scale = 1.0;      // this micro-batch's share of the step
+  bool first_micro_batch = false;  // of a step: expert gradients are stored, not added, and need not have been zeroed
   std::function<void()> after_forward = [] {};  // called between forward (loss head included) and backward; for measurements
 };
 

@@ -42,8 +42,8 @@ void add_mlp(LayoutBuilder& builder, const std::string& prefix, const MlpConfig&
 void add_moe(LayoutBuilder& builder, const std::string& prefix, const MoeConfig& config) {
   const int64_t h = config.hidden_size, i = config.moe_intermediate_size, e = config.router.num_experts;
   builder.matrix(prefix + "gate.weight", {e, h});
-  builder.matrix(prefix + "experts.gate_up_proj", {e, 2 * i, h});
-  builder.matrix(prefix + "experts.down_proj", {e, h, i});
+  builder.group({{prefix + "experts.gate_up_proj", {e, 2 * i, h}, /*decay=*/true, /*expert=*/true}});
+  builder.group({{prefix + "experts.down_proj", {e, h, i}, /*decay=*/true, /*expert=*/true}});
 }
 
 }  // namespace
@@ -112,7 +112,8 @@ DecoderTensors decoder_tensors(const DecoderSpec& spec, const Parameters& parame
   return tensors;
 }
 
-void initialize_parameters(const DecoderSpec& spec, const Parameters& parameters, const std::optional<at::Generator>& generator) {
+void initialize_parameters(const DecoderSpec& spec, const Parameters& parameters,
+                           const std::optional<at::Generator>& generator) {
   for (const ParameterInfo& info : parameters.layout().entries()) {
     const at::Tensor weight = parameters.weight(info.name);
     if (info.decay) {

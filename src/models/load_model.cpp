@@ -31,8 +31,8 @@ bool file_unties(const CheckpointFolder& folder) {
 at::ScalarType scalar_type_of(const std::string& torch_dtype, const std::string& origin) {
   if (torch_dtype == "float32") return at::kFloat;
   if (torch_dtype == "bfloat16") return at::kBFloat16;
-  fail("{}: dtype \"{}\" cannot be trained; the engine trains float32 and bfloat16. Set model.torch_dtype to one of them.", origin,
-       torch_dtype);
+  fail("{}: dtype \"{}\" cannot be trained; the engine trains float32 and bfloat16. Set model.torch_dtype to one of them.",
+       origin, torch_dtype);
 }
 
 std::string torch_dtype_of(at::ScalarType type) {
@@ -60,7 +60,8 @@ LoadedModel load_model(const std::filesystem::path& folder, const LoadSettings& 
   if (settings.output_router_logits) spec.output_router_logits = *settings.output_router_logits;
   if (settings.router_aux_loss_coef) spec.router_aux_loss_coef = *settings.router_aux_loss_coef;
   if (spec.tie_word_embeddings && file_unties(checkpoint)) {
-    log_warning(fmt::format("{} says tie_word_embeddings, but lm_head.weight differs from the embedding: loaded untied", config.origin()));
+    log_warning(fmt::format("{} says tie_word_embeddings, but lm_head.weight differs from the embedding: loaded untied",
+                            config.origin()));
     spec.tie_word_embeddings = false;
   }
   WeightMap map = family.weight_map(spec);
@@ -77,7 +78,8 @@ SaveRequest save_request(const LoadedModel& model, const std::filesystem::path& 
   request.pieces = model.weights.pieces;
   request.config = model.config.for_saving(torch_dtype_of(model.decoder.dtype()));
   // A file that untied its head must not be saved as tied: transformers would then drop the head.
-  if (request.config.contains("tie_word_embeddings")) request.config["tie_word_embeddings"] = model.decoder.spec().tie_word_embeddings;
+  if (request.config.contains("tie_word_embeddings"))
+    request.config["tie_word_embeddings"] = model.decoder.spec().tie_word_embeddings;
   request.source = model.path;
   request.unknown = model.weights.unknown;
   return request;

@@ -14,8 +14,8 @@
 namespace headrace {
 
 struct LoadSettings {
-  std::string torch_dtype = "auto";                  // auto: config.json's, else that of the first floating tensor; float32 | bfloat16
-  std::optional<bool> output_router_logits;          // override config.json
+  std::string torch_dtype = "auto";          // auto: config.json's, else that of the first floating tensor; float32 | bfloat16
+  std::optional<bool> output_router_logits;  // override config.json
   std::optional<double> router_aux_loss_coef;
 };
 
@@ -24,11 +24,11 @@ struct LoadedModel {
   ModelConfig config;
   const Family* family;
   Decoder decoder;
-  LoadedWeights weights;   // how the folder named them, so that a save writes the same form
+  LoadedWeights weights;  // how the folder named them, so that a save writes the same form
 };
 
-/// Throws UserError for everything wrong with the folder. A tied config whose file holds a different lm_head is loaded untied, with
-/// a warning, as transformers does.
+/// Throws UserError for everything wrong with the folder. A tied config whose file holds a different lm_head is loaded untied,
+/// with a warning, as transformers does.
 LoadedModel load_model(const std::filesystem::path& folder, const LoadSettings& settings, at::Device device);
 
 /// The parameters by name, for loading and saving.

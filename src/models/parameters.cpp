@@ -48,8 +48,23 @@ void Parameters::allocate_gradients() {
   if (!flat_grad_.defined()) flat_grad_ = at::zeros_like(flat_);
 }
 
-void Parameters::zero_gradients() {
-  if (flat_grad_.defined()) flat_grad_.zero_();
+void Parameters::zero_gradients(bool experts) {
+  if (!flat_grad_.defined()) return;
+  if (experts) {
+    flat_grad_.zero_();
+    return;
+  }
+  // Whole stretches between expert parameters, gaps included.
+  int64_t begin = 0;
+  const auto zero_until = [&](int64_t end) {
+    if (end > begin) flat_grad_.narrow(0, begin, end - begin).zero_();
+  };
+  for (const ParameterInfo& info : layout_.entries()) {
+    if (!info.expert) continue;
+    zero_until(info.offset);
+    begin = info.offset + info.numel();
+  }
+  zero_until(layout_.size());
 }
 
 at::Tensor Parameters::view(const at::Tensor& buffer, const std::string& name) const {

@@ -15,8 +15,9 @@ namespace headrace {
 struct ParameterInfo {
   std::string name;
   std::vector<int64_t> shape;
-  bool decay = true;   // weight decay applies (matrices and embeddings; not norms and biases, as transformers' Trainer)
-  int64_t offset = 0;  // first element in the flat buffer
+  bool decay = true;    // weight decay applies (matrices and embeddings; not norms and biases, as transformers' Trainer)
+  bool expert = false;  // of one of the experts, stacked: [num_experts, ...]
+  int64_t offset = 0;   // first element in the flat buffer
   int64_t numel() const;
 };
 
@@ -47,7 +48,9 @@ class Parameters {
   const at::Tensor& flat() const { return flat_; }            // [layout.size()]
   const at::Tensor& flat_grad() const { return flat_grad_; }  // the same, or undefined
   void allocate_gradients();                                  // zero
-  void zero_gradients();
+  /// Without `experts`, the stacked expert gradients are left as they are: a step's first micro-batch overwrites them
+  /// (DecoderRun::first_micro_batch), which saves a pass over the largest part of the buffer.
+  void zero_gradients(bool experts = true);
 
   at::Tensor weight(const std::string& name) const { return view(flat_, name); }
   at::Tensor grad(const std::string& name) const { return view(flat_grad_, name); }

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
+#include <utility>
 
 namespace headrace {
 
@@ -28,7 +29,8 @@ TokenBatch to_device(TokenBatch batch, at::Device device) {
 
 StepResult train_step(Decoder& decoder, AdamW& optimizer, const StepBatches& batches, Recompute recompute, double lr) {
   decoder.parameters().allocate_gradients();
-  decoder.parameters().zero_gradients();
+  decoder.parameters().zero_gradients(/*experts=*/false);
+  bool first = true;
   const auto float_options = at::TensorOptions().dtype(at::kFloat).device(decoder.device());
   at::Tensor loss_sum = at::zeros({}, float_options), balance_sum = at::zeros({}, float_options);
   for (const TokenBatch& batch : batches.micro_batches) {
@@ -37,10 +39,12 @@ StepResult train_step(Decoder& decoder, AdamW& optimizer, const StepBatches& bat
     run.recompute = recompute;
     run.grad_scale = batches.global_trained_tokens > 0 ? 1.0 / static_cast<double>(batches.global_trained_tokens) : 0.0;
     run.balance_scale = static_cast<double>(batch.num_tokens()) / static_cast<double>(batches.global_tokens);
+    run.first_micro_batch = std::exchange(first, false);
     const StepLoss loss = decoder.forward_backward(to_device(batch, decoder.device()), run);
     loss_sum.add_(loss.loss_sum);
     if (loss.balance_loss.defined()) balance_sum.add_(loss.balance_loss, run.balance_scale);
   }
+  if (first) decoder.parameters().zero_gradients();  // no micro-batch ran
   const at::Tensor norm = optimizer.gradient_norm(decoder.parameters().flat_grad());
 
   StepResult result;

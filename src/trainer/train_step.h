@@ -9,10 +9,10 @@
 namespace headrace {
 
 struct StepResult {
-  double loss = 0;             // mean over the step's trained tokens, without the balancing loss
-  double balance_loss = 0;     // unscaled; 0 when the model does not ask for it
-  double grad_norm = 0;        // global, before clipping
-  bool finite = true;          // false: nothing was updated
+  double loss = 0;          // mean over the step's trained tokens, without the balancing loss
+  double balance_loss = 0;  // unscaled; 0 when the model does not ask for it
+  double grad_norm = 0;     // global, before clipping
+  bool finite = true;       // false: nothing was updated
 };
 
 /// AdamW over all parameters of `decoder`, with weight decay where their layout asks for it.
@@ -21,9 +21,10 @@ AdamW make_optimizer(const Decoder& decoder, const OptimizerSection& settings, u
 /// The same batch with its tensors on `device`.
 TokenBatch to_device(TokenBatch batch, at::Device device);
 
-/// Gradients of the whole step are those of one batch however it is split: the token loss is divided by the trained tokens of all
-/// micro-batches and ranks; the balancing loss of each micro-batch counts by its share of tokens. A step without a trained token
-/// has loss 0 and changes no weight by its token loss. When loss or norm is not finite, weights and states stay as they are.
+/// Gradients of the whole step are those of one batch however it is split: the token loss is divided by the trained tokens of
+/// all micro-batches and ranks; the balancing loss of each micro-batch counts by its share of tokens. A step without a trained
+/// token has loss 0 and changes no weight by its token loss. When loss or norm is not finite, weights and states stay as they
+/// are.
 StepResult train_step(Decoder& decoder, AdamW& optimizer, const StepBatches& batches, Recompute recompute, double lr);
 
 /// Mean loss over the trained tokens of `batches`' one pass from its beginning, without the balancing loss.
