@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 build=${1:-build}
 python=.venv/bin/python
 
-mapfile -t sources < <(git ls-files '*.h' '*.cpp' '*.cu')
+mapfile -t sources < <(git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 clang-format --dry-run --Werror "${sources[@]}"
 $python -m ruff check --quiet . benchmarks/compare
 $python -m ruff format --quiet --check . benchmarks/compare
