@@ -47,7 +47,8 @@ void print_what_next(const TrainSummary& summary, const PythonInterpreter& pytho
       "  {1} -c \"\n"
       "from transformers import pipeline\n"
       "chat = pipeline('text-generation', '{0}')\n"
-      "print(chat([{{'role': 'user', 'content': 'How do I copy a file in Python?'}}], max_new_tokens=80)[0]['generated_text'][-1])\"\n",
+      "print(chat([{{'role': 'user', 'content': 'How do I copy a file in Python?'}}], "
+      "max_new_tokens=80)[0]['generated_text'][-1])\"\n",
       summary.checkpoint.string(), python.executable);
 }
 
@@ -81,7 +82,7 @@ int run(int argc, char** argv) {
   const auto recipe_command = [&](const char* name, const char* text) {
     CLI::App* command = app.add_subcommand(name, text);
     command->add_option("recipe", recipe_path, "YAML file; docs/recipe.md lists the keys")->required();
-    command->allow_extras();   // --a.b=value: checked by the recipe reader, which knows the keys
+    command->allow_extras();  // --a.b=value: checked by the recipe reader, which knows the keys
     command->footer("Any recipe key can be given on top: --optimizer.lr=1e-5 --max_steps=100");
     return command;
   };
@@ -94,7 +95,8 @@ int run(int argc, char** argv) {
 
   fs::path dense, out;
   UpcycleSettings upcycle_settings;
-  CLI::App* upcycle_command = app.add_subcommand("upcycle", "a Mixture-of-Experts checkpoint from a dense one (llama, mistral, qwen3)");
+  CLI::App* upcycle_command =
+      app.add_subcommand("upcycle", "a Mixture-of-Experts checkpoint from a dense one (llama, mistral, qwen3)");
   upcycle_command->add_option("dense", dense, "folder of the dense checkpoint")->required();
   upcycle_command->add_option("out", out, "folder to write; must not exist")->required();
   upcycle_command->add_option("--num-experts", upcycle_settings.num_experts, "copies of each MLP")->capture_default_str();

@@ -35,8 +35,8 @@ void print_shape(const DecoderSpec& spec, std::ostream& out) {
   const AttentionConfig& attention = spec.layers[0].attention;
   fmt::print(out, "layers        {}, hidden_size {}, vocab_size {}{}\n", spec.layers.size(), spec.hidden_size, spec.vocab_size,
              spec.tie_word_embeddings ? ", tied embeddings" : "");
-  fmt::print(out, "attention     {} heads, {} key/value heads, head_dim {}{}\n", attention.num_heads, attention.num_key_value_heads,
-             attention.head_dim, attention.qk_norm ? ", q/k norm" : "");
+  fmt::print(out, "attention     {} heads, {} key/value heads, head_dim {}{}\n", attention.num_heads,
+             attention.num_key_value_heads, attention.head_dim, attention.qk_norm ? ", q/k norm" : "");
   int64_t sparse = 0;
   const LayerSpec* example = nullptr;
   for (const LayerSpec& layer : spec.layers) {
@@ -44,8 +44,8 @@ void print_shape(const DecoderSpec& spec, std::ostream& out) {
   }
   if (example != nullptr) {
     const MoeConfig& moe = example->moe();
-    fmt::print(out, "experts       {} of width {}, top_k {}, in {} of {} layers\n", moe.router.num_experts, moe.moe_intermediate_size,
-               moe.router.top_k, sparse, spec.layers.size());
+    fmt::print(out, "experts       {} of width {}, top_k {}, in {} of {} layers\n", moe.router.num_experts,
+               moe.moe_intermediate_size, moe.router.top_k, sparse, spec.layers.size());
   }
 }
 
@@ -60,8 +60,8 @@ void print_info(const std::filesystem::path& folder, std::ostream& out) {
 
   fmt::print(out, "family        {} ({})\n", family.model_type, family.architecture);
   print_shape(spec, out);
-  fmt::print(out, "parameters    {:.3f} billion, {:.3f} billion active per token\n", static_cast<double>(layout.num_parameters()) / 1e9,
-             active_parameters(spec, layout) / 1e9);
+  fmt::print(out, "parameters    {:.3f} billion, {:.3f} billion active per token\n",
+             static_cast<double>(layout.num_parameters()) / 1e9, active_parameters(spec, layout) / 1e9);
 
   std::map<std::string, int64_t> dtypes;
   std::set<std::string> files;
@@ -73,9 +73,10 @@ void print_info(const std::filesystem::path& folder, std::ostream& out) {
     bytes += entry->info->end - entry->info->begin;
   }
   std::string dtype_text;
-  for (const auto& [dtype, count] : dtypes) dtype_text += fmt::format("{}{} x {}", dtype_text.empty() ? "" : ", ", count, dtype);
-  fmt::print(out, "tensors       {} ({}), {:.2f} GB in {} file{}\n", checkpoint.names().size(), dtype_text, static_cast<double>(bytes) / 1e9,
-             files.size(), files.size() == 1 ? "" : "s");
+  for (const auto& [dtype, count] : dtypes)
+    dtype_text += fmt::format("{}{} x {}", dtype_text.empty() ? "" : ", ", count, dtype);
+  fmt::print(out, "tensors       {} ({}), {:.2f} GB in {} file{}\n", checkpoint.names().size(), dtype_text,
+             static_cast<double>(bytes) / 1e9, files.size(), files.size() == 1 ? "" : "s");
 
   // The same accounting as a load, without reading any weight.
   WeightMap map = family.weight_map(spec);
@@ -89,7 +90,9 @@ void print_info(const std::filesystem::path& folder, std::ostream& out) {
   for (const std::string& name : checkpoint.names()) {
     if (!known.contains(name)) unknown += (unknown.empty() ? "" : ", ") + name;
   }
-  if (missing > 0) fmt::print(out, "not there     {} tensors of the hub layout (a fused checkpoint has its experts under other names)\n", missing);
+  if (missing > 0)
+    fmt::print(out, "not there     {} tensors of the hub layout (a fused checkpoint has its experts under other names)\n",
+               missing);
   if (!unknown.empty()) fmt::print(out, "not used      {}\n", unknown);
 }
 

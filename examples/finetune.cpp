@@ -21,7 +21,8 @@ int main(int argc, char** argv) {
     std::cout << model.num_parameters() << " parameters in " << model.dtype() << "\n";
 
     const headrace::TrainSummary summary = headrace::train(recipe, world, model, argv[2]);
-    std::cout << "loss " << summary.first_loss << " -> " << summary.last_loss << ", saved " << summary.checkpoint.string() << "\n";
+    std::cout << "loss " << summary.first_loss << " -> " << summary.last_loss << ", saved " << summary.checkpoint.string()
+              << "\n";
     return 0;
   } catch (const headrace::UserError& error) {
     std::cerr << error.what() << "\n";

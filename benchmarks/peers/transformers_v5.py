@@ -1,8 +1,8 @@
 """The peer of benchmarks/train_step: one full fine-tuning step with transformers v5, as one JSON line on standard output.
 
 Plain by default; --compile compiles every decoder layer; --liger applies liger-kernel's patches (when it is importable).
-Same shapes, random tokens, labels = input_ids, AdamW (fused on a GPU) without clipping, optimizer step counted. tokens_per_s_per_gpu is
-the median of whole steps; phases come from the same steps on a GPU (events) and from further steps on the CPU.
+Same shapes, random tokens, labels = input_ids, AdamW (fused) without clipping, optimizer step counted. tokens_per_s_per_gpu is
+from the median of whole steps; the phases are from further steps that also wait between phases.
 """
 
 import argparse
@@ -48,7 +48,9 @@ def make_model(args, device):
         config._experts_implementation = "grouped_mm"
     torch.manual_seed(0)
     with torch.device(device):
-        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=getattr(torch, args.dtype))
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, attn_implementation="sdpa", dtype=getattr(torch, args.dtype)
+        )
     model.train()
     if args.recompute == "full":
         model.gradient_checkpointing_enable()

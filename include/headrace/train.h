@@ -11,7 +11,7 @@
 
 namespace headrace {
 
-struct LoadedModel;   // models/load_model.h
+struct LoadedModel;  // models/load_model.h
 
 /// A model in memory: weights on the world's device, and what saving it as a Hugging Face folder needs. Movable.
 class Model {
@@ -22,7 +22,7 @@ class Model {
   ~Model();
 
   int64_t num_parameters() const;
-  std::string dtype() const;   // "float32" | "bfloat16"
+  std::string dtype() const;  // "float32" | "bfloat16"
   LoadedModel& parts() { return *parts_; }
   const LoadedModel& parts() const { return *parts_; }
 
@@ -30,7 +30,8 @@ class Model {
   std::unique_ptr<LoadedModel> parts_;
 };
 
-/// Where a run continues: the checkpoint that recipe.checkpoint.restore_from means (`auto`: the latest of output_dir), or nullopt.
+/// Where a run continues: the checkpoint that recipe.checkpoint.restore_from means (`auto`: the latest of output_dir), or
+/// nullopt.
 std::optional<std::filesystem::path> find_resume(const Recipe& recipe);
 
 /// config.json + safetensors of `folder` -> weights. Throws UserError for everything wrong with the folder.
@@ -44,10 +45,10 @@ struct TrainSummary {
   bool stopped_by_signal = false;
 };
 
-/// Trains `model` on the token shards in `data_folder` (written by `headrace prepare`) as the recipe says, writing training.jsonl,
-/// validation.jsonl and checkpoints to recipe.output_dir. With `resume`, continues from that checkpoint, from which `model` must have
-/// been loaded: bit for bit as the unbroken run (on CPUs). Throws UserError: data that does not fit the model, a step whose loss or
-/// gradient norm is not finite (recipe.nonfinite: stop), a checkpoint of another run.
+/// Trains `model` on the token shards in `data_folder` (written by `headrace prepare`) as the recipe says, writing
+/// training.jsonl, validation.jsonl and checkpoints to recipe.output_dir. With `resume`, continues from that checkpoint, from
+/// which `model` must have been loaded: bit for bit as the unbroken run (on CPUs). Throws UserError: data that does not fit the
+/// model, a step whose loss or gradient norm is not finite (recipe.nonfinite: stop), a checkpoint of another run.
 TrainSummary train(const Recipe& recipe, const World& world, Model& model, const std::filesystem::path& data_folder,
                    const std::optional<std::filesystem::path>& resume = std::nullopt);
 

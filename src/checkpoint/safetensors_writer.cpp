@@ -134,6 +134,7 @@ uint64_t tensor_bytes(const std::string& dtype, const std::vector<int64_t>& shap
 void write_safetensors(const std::filesystem::path& path, std::vector<TensorToWrite> tensors,
                        const std::map<std::string, std::string>& metadata) {
   std::vector<const TensorToWrite*> ordered;
+  ordered.reserve(tensors.size());
   for (const TensorToWrite& tensor : tensors) ordered.push_back(&tensor);
   std::sort(ordered.begin(), ordered.end(), [](const TensorToWrite* a, const TensorToWrite* b) {
     const int rank_a = dtype_rank(a->dtype), rank_b = dtype_rank(b->dtype);

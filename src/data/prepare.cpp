@@ -40,6 +40,7 @@ std::vector<std::string> child_environment(const PythonInterpreter& python) {
 
 std::vector<char*> pointers(std::vector<std::string>& texts) {
   std::vector<char*> result;
+  result.reserve(texts.size() + 1);
   for (std::string& text : texts) result.push_back(text.data());
   result.push_back(nullptr);
   return result;
@@ -71,7 +72,8 @@ PythonInterpreter PythonInterpreter::recorded() {
   return {chosen != nullptr && *chosen != '\0' ? chosen : HEADRACE_PYTHON_EXECUTABLE, HEADRACE_PYTHON_MODULE_PATH};
 }
 
-std::string run_python_module(const PythonInterpreter& python, const std::string& module, const std::vector<std::string>& arguments) {
+std::string run_python_module(const PythonInterpreter& python, const std::string& module,
+                              const std::vector<std::string>& arguments) {
   std::array<int, 2> pipe_ends{};
   require(::pipe(pipe_ends.data()) == 0, "cannot make a pipe: {}", std::strerror(errno));
   std::vector<std::string> command = {python.executable, "-m", module};
@@ -83,30 +85,34 @@ std::string run_python_module(const PythonInterpreter& python, const std::string
   posix_spawn_file_actions_addclose(&actions, pipe_ends[0]);
   posix_spawn_file_actions_addclose(&actions, pipe_ends[1]);
   pid_t child = 0;
-  const int error = ::posix_spawnp(&child, command[0].c_str(), &actions, nullptr, pointers(command).data(), pointers(environment).data());
+  const int error =
+      ::posix_spawnp(&child, command[0].c_str(), &actions, nullptr, pointers(command).data(), pointers(environment).data());
   posix_spawn_file_actions_destroy(&actions);
   ::close(pipe_ends[1]);
   const std::string output = error == 0 ? read_all(pipe_ends[0]) : "";
   ::close(pipe_ends[0]);
-  require(error == 0, "cannot start the Python interpreter {}: {}. Set HEADRACE_PYTHON to one that has transformers.", python.executable,
-          std::strerror(error));
+  require(error == 0, "cannot start the Python interpreter {}: {}. Set HEADRACE_PYTHON to one that has transformers.",
+          python.executable, std::strerror(error));
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
-  require(WIFEXITED(status) && WEXITSTATUS(status) == 0, "{} -m {} failed; its message stands above", python.executable, module);
+  require(WIFEXITED(status) && WEXITSTATUS(status) == 0, "{} -m {} failed; its message stands above", python.executable,
+          module);
   return output;
 }
 
-std::filesystem::path prepare_data(const Recipe& recipe, const std::filesystem::path& model_path, const PythonInterpreter& python) {
+std::filesystem::path prepare_data(const Recipe& recipe, const std::filesystem::path& model_path,
+                                   const PythonInterpreter& python) {
   require(!recipe.dataset.path.empty(), "the recipe names no data: set dataset.path to a json or jsonl file");
   const std::filesystem::path cache = std::filesystem::path(recipe.output_dir) / "data";
-  Json config = {{"model_path", model_path.string()},
-                 {"dataset", dataset_json(recipe.dataset)},
-                 {"validation_dataset", recipe.validation_dataset.path.empty() ? Json(nullptr) : dataset_json(recipe.validation_dataset)},
-                 {"val_set_size", recipe.val_set_size},
-                 {"max_length", recipe.packed_sequence.packed_sequence_size},
-                 {"seed", recipe.seed},
-                 {"output_dir", cache.string()}};
+  Json config = {
+      {"model_path", model_path.string()},
+      {"dataset", dataset_json(recipe.dataset)},
+      {"validation_dataset", recipe.validation_dataset.path.empty() ? Json(nullptr) : dataset_json(recipe.validation_dataset)},
+      {"val_set_size", recipe.val_set_size},
+      {"max_length", recipe.packed_sequence.packed_sequence_size},
+      {"seed", recipe.seed},
+      {"output_dir", cache.string()}};
   std::filesystem::create_directories(cache);
   const std::filesystem::path config_file = cache / fmt::format("prepare-{}.json", ::getpid());
   write_file_atomically(config_file, to_python_json(config));
@@ -120,11 +126,13 @@ std::filesystem::path prepare_data(const Recipe& recipe, const std::filesystem::
   std::filesystem::remove(config_file);
 
   const std::size_t last_line = output.find_last_of('\n', output.size() < 2 ? 0 : output.size() - 2);
-  const Json result = parse_json(last_line == std::string::npos ? output : output.substr(last_line + 1), "the answer of headrace.prepare");
+  const Json result =
+      parse_json(last_line == std::string::npos ? output : output.substr(last_line + 1), "the answer of headrace.prepare");
   const std::filesystem::path folder = result.at("folder").get<std::string>();
   for (const auto& split : result.at("splits").items()) {
-    log_info(fmt::format("{} data: {} documents, {} tokens, {} of them trained{}", split.key(), split.value().at("num_documents").get<int64_t>(),
-                         split.value().at("num_tokens").get<int64_t>(), split.value().at("num_trained_tokens").get<int64_t>(),
+    log_info(fmt::format("{} data: {} documents, {} tokens, {} of them trained{}", split.key(),
+                         split.value().at("num_documents").get<int64_t>(), split.value().at("num_tokens").get<int64_t>(),
+                         split.value().at("num_trained_tokens").get<int64_t>(),
                          result.at("reused").get<bool>() ? " (from the cache)" : ""));
   }
   return folder;

@@ -16,7 +16,7 @@ constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 double peak_resident_gib() {
   struct rusage usage {};
   getrusage(RUSAGE_SELF, &usage);
-  return static_cast<double>(usage.ru_maxrss) * 1024.0 / kGiB;   // ru_maxrss is in KiB
+  return static_cast<double>(usage.ru_maxrss) * 1024.0 / kGiB;  // ru_maxrss is in KiB
 }
 
 }  // namespace

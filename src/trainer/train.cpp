@@ -41,8 +41,12 @@ Recompute recompute_policy(const Recipe& recipe) {
 }
 
 RunIdentity run_identity(const Recipe& recipe, const TokenShards& shards) {
-  return {shards.digest(), recipe.seed, recipe.packed_sequence.packed_sequence_size, recipe.step_scheduler.global_batch_size,
-          recipe.packed_sequence.packing, recipe.shuffle};
+  return {shards.digest(),
+          recipe.seed,
+          recipe.packed_sequence.packed_sequence_size,
+          recipe.step_scheduler.global_batch_size,
+          recipe.packed_sequence.packing,
+          recipe.shuffle};
 }
 
 // The held-out split, where the prepared data has one.
@@ -61,9 +65,10 @@ void open_validation(Validation& validation, const Recipe& recipe, const World& 
 }
 
 void require_fitting_vocabulary(const TokenShards& shards, const Decoder& decoder, const fs::path& data_folder) {
-  require(shards.vocab_size() <= decoder.spec().vocab_size,
-          "{} was tokenised with {} token ids, but the model's vocabulary has {}. Prepare the data with this model's tokenizer.",
-          data_folder.string(), shards.vocab_size(), decoder.spec().vocab_size);
+  require(
+      shards.vocab_size() <= decoder.spec().vocab_size,
+      "{} was tokenised with {} token ids, but the model's vocabulary has {}. Prepare the data with this model's tokenizer.",
+      data_folder.string(), shards.vocab_size(), decoder.spec().vocab_size);
 }
 
 // One run, step by step.
@@ -104,8 +109,8 @@ class Run {
     if (stop.received() != 0 && position_.step < plan_.total_steps) {
       summary.stopped_by_signal = true;
       if (saved_at_ != position_.step) summary.checkpoint = save();
-      log_info(fmt::format("signal {}: stopped after step {}; --resume_from_checkpoint auto goes on from there", stop.received(),
-                           position_.step));
+      log_info(fmt::format("signal {}: stopped after step {}; --resume_from_checkpoint auto goes on from there",
+                           stop.received(), position_.step));
     }
     return summary;
   }
@@ -142,8 +147,8 @@ class Run {
   // Nothing was updated. Names the batch, then stops or goes on as the recipe says.
   void refuse(const StepBatches& batches, const StepResult& result) const {
     const std::string what =
-        fmt::format("step {} (epoch {}, batch {} of it) has loss {} and gradient norm {}: the update was refused", position_.step + 1,
-                    batches.epoch, batches.step_in_epoch, result.loss, result.grad_norm);
+        fmt::format("step {} (epoch {}, batch {} of it) has loss {} and gradient norm {}: the update was refused",
+                    position_.step + 1, batches.epoch, batches.step_in_epoch, result.loss, result.grad_norm);
     require(recipe_.nonfinite == "skip", "{}. Lower optimizer.lr, or set nonfinite: skip to go on without such batches.", what);
     log_warning(what);
   }
@@ -170,10 +175,10 @@ class Run {
   LrSchedule schedule_;
   Validation validation_;
   TrainPosition position_;
-  double epoch_ = 0;                    // passes over the data done
-  int64_t steps_here_ = 0;              // steps of this process, for the time that is left
+  double epoch_ = 0;        // passes over the data done
+  int64_t steps_here_ = 0;  // steps of this process, for the time that is left
   Clock::time_point begin_;
-  std::optional<int64_t> saved_at_;     // step of the newest checkpoint
+  std::optional<int64_t> saved_at_;  // step of the newest checkpoint
   std::optional<MetricsFile> training_log_, validation_log_;
 };
 
@@ -191,7 +196,8 @@ void Run::report(const StepBatches& batches, const StepResult& result, double lr
   if (model_.decoder.spec().output_router_logits) record.aux_loss = result.balance_loss;
   record.time = utc_time_text(std::time(nullptr));
   training_log_->write(record);
-  log_info(progress_line(record, plan_.total_steps, seconds_left(steps_here_, seconds_since(begin_), plan_.total_steps - position_.step)));
+  log_info(progress_line(record, plan_.total_steps,
+                         seconds_left(steps_here_, seconds_since(begin_), plan_.total_steps - position_.step)));
 }
 
 std::optional<double> Run::validate() {
@@ -209,8 +215,8 @@ std::optional<double> Run::validate() {
 
 fs::path Run::save() {
   if (!recipe_.checkpoint.enabled) return {};
-  const fs::path folder =
-      save_training_checkpoint(recipe_.output_dir, model_, optimizer_, position_, identity_, recipe_.checkpoint.save_total_limit);
+  const fs::path folder = save_training_checkpoint(recipe_.output_dir, model_, optimizer_, position_, identity_,
+                                                   recipe_.checkpoint.save_total_limit);
   saved_at_ = position_.step;
   log_info(fmt::format("saved {}", folder.string()));
   return folder;

@@ -23,9 +23,12 @@ constexpr int kStateVersion = 1;
 constexpr const char *kFirst = "exp_avg.", *kSecond = "exp_avg_sq.";
 
 Json to_json(const RunIdentity& identity) {
-  return {{"data_digest", identity.data_digest},         {"seed", identity.seed},
-          {"sequence_length", identity.sequence_length}, {"global_batch_size", identity.global_batch_size},
-          {"packing", identity.packing},                 {"shuffle", identity.shuffle}};
+  return {{"data_digest", identity.data_digest},
+          {"seed", identity.seed},
+          {"sequence_length", identity.sequence_length},
+          {"global_batch_size", identity.global_batch_size},
+          {"packing", identity.packing},
+          {"shuffle", identity.shuffle}};
 }
 
 Json to_json(const TrainPosition& position) {
@@ -123,7 +126,8 @@ void require_same(const Json& saved, const RunIdentity& identity, const fs::path
   for (const auto& item : current.items()) {
     const Json& before = saved.at(item.key());
     require(before == item.value(),
-            "{} was written with {} {}, but this run has {}, so it cannot continue it. Use the old setting, or start anew with another "
+            "{} was written with {} {}, but this run has {}, so it cannot continue it. Use the old setting, or start anew with "
+            "another "
             "output_dir and model.pretrained_model_name_or_path: {}.",
             checkpoint.string(), item.key(), before.dump(), item.value().dump(), checkpoint.string());
   }
@@ -142,7 +146,7 @@ fs::path save_training_checkpoint(const fs::path& output_dir, const LoadedModel&
     write_train_state(temporary / "train_state", model, optimizer, position, identity);
     sync_to_disk(temporary / "train_state");
     sync_to_disk(temporary);
-    fs::remove_all(target);   // a resumed run may pass the same step again
+    fs::remove_all(target);  // a resumed run may pass the same step again
     fs::rename(temporary, target);
     sync_to_disk(output_dir);
   } catch (...) {
@@ -156,7 +160,8 @@ fs::path save_training_checkpoint(const fs::path& output_dir, const LoadedModel&
   return target;
 }
 
-TrainPosition restore_train_state(const fs::path& checkpoint, const Decoder& decoder, AdamW& optimizer, const RunIdentity& identity) {
+TrainPosition restore_train_state(const fs::path& checkpoint, const Decoder& decoder, AdamW& optimizer,
+                                  const RunIdentity& identity) {
   const fs::path folder = checkpoint / "train_state";
   require(fs::is_regular_file(folder / "state.json"),
           "{} has no train_state, so a run cannot be resumed from it. To start a new run from its weights, give it as "
@@ -174,7 +179,8 @@ TrainPosition restore_train_state(const fs::path& checkpoint, const Decoder& dec
     for (const ParameterInfo& info : parameters.layout().entries()) {
       const TensorInfo* found = file.find(prefix + info.name);
       require(found != nullptr && found->shape == info.shape && found->dtype == safetensors_dtype(moments.scalar_type()),
-              "{}: {}{} is missing or has another shape or dtype than the model's parameter", file.path().string(), prefix, info.name);
+              "{}: {}{} is missing or has another shape or dtype than the model's parameter", file.path().string(), prefix,
+              info.name);
       void* bytes = const_cast<std::byte*>(file.bytes(*found).data());
       parameters.view(moments, info.name).copy_(at::from_blob(bytes, info.shape, moments.scalar_type()));
     }

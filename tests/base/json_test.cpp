@@ -7,7 +7,8 @@
 namespace headrace {
 
 TEST(Json, WritesAsPythonDoes) {
-  const Json value = parse_json(R"({"b": 1e-06, "a": [1, 2.0, null], "c": {}, "d": 1000000.0, "e": "é", "f": 1e16, "g": 0.02})", "test");
+  const Json value =
+      parse_json(R"({"b": 1e-06, "a": [1, 2.0, null], "c": {}, "d": 1000000.0, "e": "é", "f": 1e16, "g": 0.02})", "test");
   EXPECT_EQ(to_python_json(value, /*sort_keys=*/true),
             "{\n  \"a\": [\n    1,\n    2.0,\n    null\n  ],\n  \"b\": 1e-06,\n  \"c\": {},\n  \"d\": 1000000.0,\n"
             "  \"e\": \"\\u00e9\",\n  \"f\": 1e+16,\n  \"g\": 0.02\n}\n");

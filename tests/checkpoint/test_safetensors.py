@@ -10,8 +10,9 @@ import torch
 from tool import run
 
 DTYPES = [
-    torch.bool, torch.uint8, torch.int8, torch.float8_e5m2, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
-    torch.int16, torch.uint16, torch.float16, torch.bfloat16, torch.int32, torch.uint32, torch.float32, torch.complex64, torch.float64,
+    torch.bool, torch.uint8, torch.int8, torch.float8_e5m2, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu, torch.int16, torch.uint16, torch.float16, torch.bfloat16, torch.int32, torch.uint32, torch.float32,
+    torch.complex64, torch.float64,
     torch.int64, torch.uint64,
 ]  # fmt: skip
 
@@ -23,17 +24,21 @@ def random_bytes(dtype, shape, generator):
 
 
 def every_dtype():
-    """Names chosen so that byte order, natural order and insertion order all differ; shapes with scalars, zeros and odd sizes."""
+    """Byte order, natural order and insertion order of the names all differ; shapes with scalars, zeros and odd sizes."""
     generator = torch.Generator().manual_seed(1)
     tensors = {}
     for i, dtype in enumerate(DTYPES):
         for j, shape in enumerate([(), (3,), (0, 5), (7, 1, 3)]):
-            tensors[f"model.layers.{(i * 7 + j * 3) % 23}.w{j}é\"\\\n.{i}"] = random_bytes(dtype, shape, generator)
+            tensors[f'model.layers.{(i * 7 + j * 3) % 23}.w{j}é"\\\n.{i}'] = random_bytes(dtype, shape, generator)
     return tensors
 
 
 def same_bits(a, b):
-    return a.dtype == b.dtype and a.shape == b.shape and a.contiguous().reshape(-1).view(torch.uint8).equal(b.contiguous().reshape(-1).view(torch.uint8))
+    return (
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and a.contiguous().reshape(-1).view(torch.uint8).equal(b.contiguous().reshape(-1).view(torch.uint8))
+    )
 
 
 @pytest.mark.parametrize("metadata", [{"format": "pt"}, None])
@@ -61,7 +66,9 @@ FILES = {
     "other order": raw_file({"b": entry("U8", [3], 4, 7), "a": entry("F32", [1], 0, 4)}, b"1234567"),
     "empty": raw_file({}, b""),
     "spaces": raw_file(b'{ "a" : {"shape":[2],"dtype":"U8","data_offsets":[0,2]} }      ', b"12"),
-    "packed": raw_file({"a": entry("F4", [2, 3], 0, 3), "b": entry("F6_E2M3", [4], 3, 6), "c": entry("F6_E3M2", [8], 6, 12)}, b"123456789012"),
+    "packed": raw_file(
+        {"a": entry("F4", [2, 3], 0, 3), "b": entry("F6_E2M3", [4], 3, 6), "c": entry("F6_E3M2", [8], 6, 12)}, b"123456789012"
+    ),
     "null metadata": raw_file(b'{"__metadata__":null}', b""),
     "unknown field": raw_file({"a": {**entry("U8", [2], 0, 2), "note": [1, {"x": None}]}}, b"12"),
     "half byte": raw_file({"a": entry("F4", [3], 0, 2)}, b"12"),

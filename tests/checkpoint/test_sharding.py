@@ -8,16 +8,30 @@ import torch
 import transformers
 from tool import run
 
-SMALL = dict(hidden_size=16, num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_hidden_layers=11, vocab_size=40, pad_token_id=None, bos_token_id=1, eos_token_id=2)
+SMALL = dict(
+    hidden_size=16,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    num_hidden_layers=11,
+    vocab_size=40,
+    pad_token_id=None,
+    bos_token_id=1,
+    eos_token_id=2,
+)
 
 
 def make(family, dtype=torch.bfloat16, **changes):
     torch.manual_seed(3)
     if family == "qwen3_moe":
-        config = transformers.Qwen3MoeConfig(**{**SMALL, "moe_intermediate_size": 12, "num_experts": 3, "num_experts_per_tok": 2, **changes})
+        config = transformers.Qwen3MoeConfig(
+            **{**SMALL, "moe_intermediate_size": 12, "num_experts": 3, "num_experts_per_tok": 2, **changes}
+        )
         model = transformers.Qwen3MoeForCausalLM(config)
     else:
-        config = transformers.MixtralConfig(**{**SMALL, "intermediate_size": 12, "num_local_experts": 3, "num_experts_per_tok": 2, **changes})
+        config = transformers.MixtralConfig(
+            **{**SMALL, "intermediate_size": 12, "num_local_experts": 3, "num_experts_per_tok": 2, **changes}
+        )
         model = transformers.MixtralForCausalLM(config)
     return model.to(dtype)
 
@@ -48,7 +62,10 @@ def test_same_files_as_save_pretrained(tmp_path, family, limit):
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
 def test_fused_form_stays_fused(tmp_path, family):
     make(family).save_pretrained(tmp_path / "source", save_original_format=False, max_shard_size=4000)
-    assert "model.layers.0.mlp.experts.gate_up_proj" in json.loads((tmp_path / "source/model.safetensors.index.json").read_text())["weight_map"]
+    assert (
+        "model.layers.0.mlp.experts.gate_up_proj"
+        in json.loads((tmp_path / "source/model.safetensors.index.json").read_text())["weight_map"]
+    )
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "source")
     loaded.save_pretrained(tmp_path / "theirs", max_shard_size=4000)
     run("round-trip", tmp_path / "source", tmp_path / "ours", 4000)

@@ -1,4 +1,4 @@
-"""upcycle: the MoE model that comes out computes what the dense one did, in transformers' own hands; every expert is a bit-for-bit copy."""
+"""upcycle: in transformers the MoE model computes what the dense one did; every expert is a bit-for-bit copy."""
 
 import json
 import shutil
@@ -9,8 +9,25 @@ import torch
 import transformers
 from tool import run
 
-SMALL = dict(hidden_size=16, intermediate_size=24, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=3, vocab_size=50, bos_token_id=1, eos_token_id=2, pad_token_id=None)
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+SMALL = dict(
+    hidden_size=16,
+    intermediate_size=24,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    num_hidden_layers=3,
+    vocab_size=50,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=None,
+)
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 
 CASES = {
     "llama": ("llama", {}),
@@ -90,7 +107,17 @@ OLD_FILES = {
 def test_old_config_files_with_keys_left_out(tmp_path, case):
     family, changes, keys = OLD_FILES[case]
     dense = make_dense(tmp_path / "dense", family, **changes)
-    needed = {k: SMALL[k] for k in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers", "vocab_size")}
+    needed = {
+        k: SMALL[k]
+        for k in (
+            "hidden_size",
+            "intermediate_size",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "num_hidden_layers",
+            "vocab_size",
+        )
+    }
     (dense / "config.json").write_text(json.dumps({"model_type": family, "architectures": ["X"], **needed, **keys}))
     upcycled(dense, tmp_path / "moe")
     same_logits(dense, tmp_path / "moe")
@@ -130,7 +157,9 @@ def test_experts_are_copies_and_the_router_is_reproducible(tmp_path, dtype):
     values = torch.tensor([normal(1, 0, i) for i in range(20000)])
     assert abs(values.mean()) < 0.03 and abs(values.std() - 1) < 0.02 and abs((values.abs() < 1).float().mean() - 0.683) < 0.012
     upcycled(dense, tmp_path / "other", experts=5, top_k=3, seed=3, std=0.5)
-    assert not torch.equal(tensors_of(tmp_path / "other")["model.layers.0.mlp.gate.weight"], after["model.layers.0.mlp.gate.weight"])
+    assert not torch.equal(
+        tensors_of(tmp_path / "other")["model.layers.0.mlp.gate.weight"], after["model.layers.0.mlp.gate.weight"]
+    )
 
 
 def change_config(folder, **changes):

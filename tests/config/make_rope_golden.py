@@ -13,8 +13,21 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeRotaryEmbedding
 
-BASE = {"model_type": "glm4_moe", "hidden_size": 256, "num_attention_heads": 4, "head_dim": 64, "max_position_embeddings": 4096, "partial_rotary_factor": 1.0}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+BASE = {
+    "model_type": "glm4_moe",
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 4096,
+    "partial_rotary_factor": 1.0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 SHORT = [1.0 + 0.05 * i for i in range(32)]
 LONG = [1.0 + 1.7 * i for i in range(32)]

@@ -51,13 +51,20 @@ MODELS = {
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SMALL, head_dim=16, rope_parameters=YARN_ROPE)),
     "qwen3-tied-window": (
         Qwen3ForCausalLM,
-        Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True, use_sliding_window=True, sliding_window=5, max_window_layers=1),
+        Qwen3Config(
+            **SMALL, head_dim=16, tie_word_embeddings=True, use_sliding_window=True, sliding_window=5, max_window_layers=1
+        ),
     ),
     "mixtral": (MixtralForCausalLM, MixtralConfig(**SMALL, num_local_experts=6, num_experts_per_tok=2)),
     "mixtral-tied-window-aux": (
         MixtralForCausalLM,
         MixtralConfig(
-            **SMALL, num_local_experts=4, sliding_window=6, tie_word_embeddings=True, output_router_logits=True, router_aux_loss_coef=0.5
+            **SMALL,
+            num_local_experts=4,
+            sliding_window=6,
+            tie_word_embeddings=True,
+            output_router_logits=True,
+            router_aux_loss_coef=0.5,
         ),
     ),
     "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**QWEN3_MOE, norm_topk_prob=True)),

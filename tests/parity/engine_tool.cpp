@@ -1,7 +1,8 @@
 // Runs the engine on a checkpoint and a batch for the comparison with transformers (tests/parity/test_parity.py).
 //   engine_tool CHECKPOINT BATCH.safetensors OUT.safetensors DTYPE RECOMPUTE [STEPS LR WEIGHT_DECAY MAX_GRAD_NORM]
-// BATCH: input_ids, targets, position_ids I64 [num_tokens], bounds I64 [num_documents + 1]; the same once more per further micro-batch
-// as input_ids.1 and so on. OUT: logits, router_logits.N, loss, balance_loss, grad.<parameter>; with STEPS also losses [STEPS].
+// BATCH: input_ids, targets, position_ids I64 [num_tokens], bounds I64 [num_documents + 1]; the same once more per further
+// micro-batch as input_ids.1 and so on. OUT: logits, router_logits.N, loss, balance_loss, grad.<parameter>; with STEPS also
+// losses [STEPS].
 #include <ATen/ATen.h>
 
 #include <iostream>
@@ -47,7 +48,9 @@ void run(const std::vector<std::string>& args) {
   LoadedModel model = load_model(args[0], {args[3], {}, {}}, at::kCPU);
   Decoder& decoder = model.decoder;
   const StepBatches step = read_step(args[1]);
-  const Recompute recompute = args[4] == "full" ? Recompute::full : args[4] == "selective" ? Recompute::selective : Recompute::none;
+  const Recompute recompute = args[4] == "full"        ? Recompute::full
+                              : args[4] == "selective" ? Recompute::selective
+                                                       : Recompute::none;
 
   std::map<std::string, at::Tensor> out;
   std::vector<at::Tensor> router_logits;
@@ -66,7 +69,7 @@ void run(const std::vector<std::string>& args) {
     const StepResult result = train_step(decoder, optimizer, step, recompute, settings.lr);
     require(result.finite, "step {} is not finite", i);
     const double balance = decoder.spec().router_aux_loss_coef * result.balance_loss;
-    losses.push_back(result.loss + balance);   // transformers' loss holds both
+    losses.push_back(result.loss + balance);  // transformers' loss holds both
     if (i > 0) continue;
     out["loss"] = at::scalar_tensor(losses[0], at::kDouble);
     out["balance_loss"] = at::scalar_tensor(result.balance_loss, at::kDouble);
@@ -79,9 +82,10 @@ void run(const std::vector<std::string>& args) {
 
   std::vector<TensorToWrite> tensors;
   for (const auto& [name, value] : out) {
-    tensors.push_back({name, safetensors_dtype(value.scalar_type()), value.sizes().vec(), [t = value.contiguous()](const auto& sink) {
-                         sink({static_cast<const std::byte*>(t.const_data_ptr()), t.nbytes()});
-                       }});
+    tensors.push_back(
+        {name, safetensors_dtype(value.scalar_type()), value.sizes().vec(), [t = value.contiguous()](const auto& sink) {
+           sink({static_cast<const std::byte*>(t.const_data_ptr()), t.nbytes()});
+         }});
   }
   write_safetensors(args[2], std::move(tensors));
 }

@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+
 from conftest import MODELS, engine_batch, make_model, relative_error, rows_batch, run_engine
 
 TOLERANCE = 1e-5  # float32
@@ -126,7 +127,7 @@ def test_aux_coefficient_reaches_the_router(saved_model, tmp_path):
 
 
 def test_padding_is_neither_counted_nor_dispatched(saved_model, tmp_path):
-    """Fault kind "padding counted in aux loss and load": [a, b] and [a, b, pad x 6] are the same to the engine and to transformers' mask."""
+    """Fault kind "padding counted in aux loss and load": [a, b] and [a, b, pad x 6] are the same to both."""
     kwargs = dict(input_ids=torch.tensor([[5, 9] + [0] * 6]), labels=torch.tensor([[5, 9] + [-100] * 6]), use_cache=False)
     kwargs["attention_mask"] = torch.tensor([[1, 1] + [0] * 6])
     expected, _ = transformers_result("qwen3_moe-aux-pad", kwargs)
