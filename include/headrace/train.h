@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -47,8 +48,10 @@ struct TrainSummary {
 /// Trains `model` on the token shards in `data_folder` (written by `headrace prepare`) as the recipe says, writing training.jsonl,
 /// validation.jsonl and checkpoints to recipe.output_dir. With `resume`, continues from that checkpoint, from which `model` must have
 /// been loaded: bit for bit as the unbroken run (on CPUs). Throws UserError: data that does not fit the model, a step whose loss or
-/// gradient norm is not finite (recipe.nonfinite: stop), a checkpoint of another run.
+/// gradient norm is not finite (recipe.nonfinite: stop), a checkpoint of another run. `before_writing` is called once, when
+/// everything has been checked and output_dir is there, before the first file of the run is written.
 TrainSummary train(const Recipe& recipe, const World& world, Model& model, const std::filesystem::path& data_folder,
-                   const std::optional<std::filesystem::path>& resume = std::nullopt);
+                   const std::optional<std::filesystem::path>& resume = std::nullopt,
+                   const std::function<void()>& before_writing = {});
 
 }  // namespace headrace

@@ -107,7 +107,7 @@ std::filesystem::path prepare_data(const Recipe& recipe, const std::filesystem::
                  {"max_length", recipe.packed_sequence.packed_sequence_size},
                  {"seed", recipe.seed},
                  {"output_dir", cache.string()}};
-  std::filesystem::create_directories(cache);
+  create_folder(cache);
   const std::filesystem::path config_file = cache / fmt::format("prepare-{}.json", ::getpid());
   write_file_atomically(config_file, to_python_json(config));
   std::string output;
