@@ -32,6 +32,13 @@ double active_parameters(const DecoderSpec& spec, const ParameterLayout& layout)
   return active;
 }
 
+// "30.532 billion", "134.5 million"
+std::string count_text(double count) {
+  return count >= 1e9 ? fmt::format("{:.3f} billion", count / 1e9) : fmt::format("{:.3f} million", count / 1e6);
+}
+
+std::string bytes_text(double bytes) { return bytes >= 1e9 ? fmt::format("{:.2f} GB", bytes / 1e9) : fmt::format("{:.2f} MB", bytes / 1e6); }
+
 void print_shape(const DecoderSpec& spec, std::ostream& out) {
   const AttentionConfig& attention = spec.layers[0].attention;
   fmt::print(out, "layers        {}, hidden_size {}, vocab_size {}{}\n", spec.layers.size(), spec.hidden_size, spec.vocab_size,
@@ -61,8 +68,8 @@ void print_info(const std::filesystem::path& folder, std::ostream& out) {
 
   fmt::print(out, "family        {} ({})\n", family.model_type, family.architecture);
   print_shape(spec, out);
-  fmt::print(out, "parameters    {:.3f} billion, {:.3f} billion active per token\n", static_cast<double>(layout.num_parameters()) / 1e9,
-             active_parameters(spec, layout) / 1e9);
+  fmt::print(out, "parameters    {}, {} active per token\n", count_text(static_cast<double>(layout.num_parameters())),
+             count_text(active_parameters(spec, layout)));
 
   std::map<std::string, int64_t> dtypes;
   std::set<std::string> files;
@@ -75,7 +82,7 @@ void print_info(const std::filesystem::path& folder, std::ostream& out) {
   }
   std::string dtype_text;
   for (const auto& [dtype, count] : dtypes) dtype_text += fmt::format("{}{} x {}", dtype_text.empty() ? "" : ", ", count, dtype);
-  fmt::print(out, "tensors       {} ({}), {:.2f} GB in {} file{}\n", checkpoint.names().size(), dtype_text, static_cast<double>(bytes) / 1e9,
+  fmt::print(out, "tensors       {} ({}), {} in {} file{}\n", checkpoint.names().size(), dtype_text, bytes_text(static_cast<double>(bytes)),
              files.size(), files.size() == 1 ? "" : "s");
 
   // A load into tensors without memory: every check of a real one, and its error where that would fail.

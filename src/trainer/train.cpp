@@ -88,6 +88,10 @@ class Run {
     // From here on the run writes; a run that was refused has left its output_dir as it was.
     create_folder(recipe_.output_dir);
     if (before_writing) before_writing();
+    if (!resume && find_resume_checkpoint("auto", recipe_.output_dir)) {
+      log_warning(fmt::format("{} holds checkpoints of an earlier run, which this new run will replace step by step; "
+                              "--resume_from_checkpoint auto goes on with the earlier one", recipe_.output_dir));
+    }
     const auto kept = resume ? std::optional(position_.step) : std::nullopt;
     training_log_.emplace(fs::path(recipe_.output_dir) / "training.jsonl", kept);
     validation_log_.emplace(fs::path(recipe_.output_dir) / "validation.jsonl", kept);

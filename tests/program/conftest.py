@@ -127,8 +127,9 @@ class Outcome:
 class Bench:
     """One temporary folder with model, data and runs."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, prepared):
         self.folder = folder
+        self.prepared = prepared
         self.model = folder / "model"
         self.data = write_jsonl(folder / "train.jsonl", records(10))
         self.recipe = folder / "recipe.yaml"
@@ -156,13 +157,11 @@ class Bench:
             "num_threads": 1,
             "output_dir": str(self.folder / output),
         }
-        # A tokenised data set is the same for all runs of a test: one cache, linked into each output folder.
-        cache = self.folder / "prepared"
-        cache.mkdir(exist_ok=True)
+        # Tokenised data sets depend on their content alone: one cache for all tests, linked into each output folder.
         out = self.folder / output
         if out.parent == self.folder and not out.exists():
             out.mkdir()
-            (out / "data").symlink_to(cache)
+            (out / "data").symlink_to(self.prepared)
         self.recipe.write_text(yaml.safe_dump({key: value for key, value in (values | options).items() if value is not None}))
         return self.recipe
 
@@ -215,6 +214,11 @@ def engine_logits(folder, ids, tmp_path, dtype="float32"):
     return load_file(tmp_path / "answer.safetensors")["logits"]
 
 
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory):
+    return tmp_path_factory.mktemp("prepared")
+
+
 @pytest.fixture
-def bench(tmp_path):
-    return Bench(tmp_path)
+def bench(tmp_path, prepared):
+    return Bench(tmp_path, prepared)
