@@ -53,6 +53,7 @@ void finetune(const std::string& recipe_path, const std::vector<std::string>& ov
   const PythonInterpreter python = PythonInterpreter::recorded();
   const auto resume = find_resume(recipe);
   const fs::path model_path = resume.value_or(recipe.model.pretrained_model_name_or_path);
+  check_model_config(model_path);   // before the data, which may take long
   const fs::path data = prepare_data(recipe, model_path, python);
   Model model = load_model(recipe, model_path, world);
   log_info(fmt::format("model {}: {:.1f} million parameters, {}, on {}", model_path.string(),
@@ -114,6 +115,8 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     return headrace::run(argc, argv);
+  } catch (const headrace::ReportedError&) {
+    return 2;
   } catch (const headrace::UserError& error) {
     std::cerr << "headrace: " << error.what() << "\n";
     return 2;

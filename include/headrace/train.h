@@ -34,6 +34,9 @@ class Model {
 /// Where a run continues: the checkpoint that recipe.checkpoint.restore_from means (`auto`: the latest of output_dir), or nullopt.
 std::optional<std::filesystem::path> find_resume(const Recipe& recipe);
 
+/// Throws UserError when config.json of `folder` is not of a model that can be trained; reads nothing else.
+void check_model_config(const std::filesystem::path& folder);
+
 /// config.json + safetensors of `folder` -> weights. Throws UserError for everything wrong with the folder.
 Model load_model(const Recipe& recipe, const std::filesystem::path& folder, const World& world);
 

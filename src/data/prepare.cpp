@@ -93,6 +93,8 @@ std::string run_python_module(const PythonInterpreter& python, const std::string
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
+  constexpr int kUserFault = 2;   // the exit code of the module for a fault of the user's, after its one sentence
+  if (WIFEXITED(status) && WEXITSTATUS(status) == kUserFault) throw ReportedError(fmt::format("{} -m {} failed", python.executable, module));
   require(WIFEXITED(status) && WEXITSTATUS(status) == 0, "{} -m {} failed; its message stands above", python.executable, module);
   return output;
 }

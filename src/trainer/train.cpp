@@ -243,6 +243,11 @@ std::optional<fs::path> find_resume(const Recipe& recipe) {
   return find_resume_checkpoint(recipe.checkpoint.restore_from, recipe.output_dir);
 }
 
+void check_model_config(const fs::path& folder) {
+  const ModelConfig config = ModelConfig::read(folder);
+  find_family(config).spec(config);
+}
+
 Model load_model(const Recipe& recipe, const fs::path& folder, const World& world) {
   LoadSettings settings;
   settings.torch_dtype = recipe.model.torch_dtype;
