@@ -161,7 +161,7 @@ def test_missing_shard_fails_the_load(bench):
         (dict(mlp_only_layers="all"), "mlp_only_layers"),
         (dict(attention_dropout=0.1), "attention_dropout"),
         (dict(quantization_config={"quant_method": "fp8"}), "quantization_config"),
-        (dict(vocab_size=100), "100"),
+        (dict(vocab_size=100), "99"),
     ],
 )
 def test_config_that_cannot_be_trained_is_refused(bench, change, text):
