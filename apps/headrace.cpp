@@ -22,11 +22,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void write_recipe(const Recipe& recipe) {
-  fs::create_directories(recipe.output_dir);
-  write_file_atomically(fs::path(recipe.output_dir) / "recipe.yaml", to_yaml(recipe));
-}
-
 // loss.png is a convenience: a failure to draw it must not fail a finished run.
 void draw_loss(const Recipe& recipe, const PythonInterpreter& python) {
   try {
@@ -59,12 +54,13 @@ void finetune(const std::string& recipe_path, const std::vector<std::string>& ov
   const PythonInterpreter python = PythonInterpreter::recorded();
   const auto resume = find_resume(recipe);
   const fs::path model_path = resume.value_or(recipe.model.pretrained_model_name_or_path);
+  check_model_config(model_path);  // before the data, which may take long
   const fs::path data = prepare_data(recipe, model_path, python);
   Model model = load_model(recipe, model_path, world);
   log_info(fmt::format("model {}: {:.1f} million parameters, {}, on {}", model_path.string(),
                        static_cast<double>(model.num_parameters()) / 1e6, model.dtype(), world.device.str()));
-  write_recipe(recipe);
-  const TrainSummary summary = train(recipe, world, model, data, resume);
+  const auto write_recipe = [&] { write_file_atomically(fs::path(recipe.output_dir) / "recipe.yaml", to_yaml(recipe)); };
+  const TrainSummary summary = train(recipe, world, model, data, resume, write_recipe);
   draw_loss(recipe, python);
   print_what_next(summary, python);
 }
@@ -82,7 +78,7 @@ int run(int argc, char** argv) {
   const auto recipe_command = [&](const char* name, const char* text) {
     CLI::App* command = app.add_subcommand(name, text);
     command->add_option("recipe", recipe_path, "YAML file; docs/recipe.md lists the keys")->required();
-    command->allow_extras();  // --a.b=value: checked by the recipe reader, which knows the keys
+    command->allow_extras();  // --a.b=value and --a.b value: checked by the recipe reader, which knows the keys
     command->footer("Any recipe key can be given on top: --optimizer.lr=1e-5 --max_steps=100");
     return command;
   };
@@ -108,8 +104,8 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  if (finetune_command->parsed()) finetune(recipe_path, finetune_command->remaining());
-  if (prepare_command->parsed()) prepare(recipe_path, prepare_command->remaining());
+  if (finetune_command->parsed()) finetune(recipe_path, overrides_of_arguments(finetune_command->remaining()));
+  if (prepare_command->parsed()) prepare(recipe_path, overrides_of_arguments(prepare_command->remaining()));
   if (info_command->parsed()) print_info(folder, std::cout);
   if (upcycle_command->parsed()) upcycle(dense, out, upcycle_settings);
   return 0;
@@ -121,7 +117,12 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     return headrace::run(argc, argv);
+  } catch (const headrace::ReportedError&) {
+    return 2;
   } catch (const headrace::UserError& error) {
+    std::cerr << "headrace: " << error.what() << "\n";
+    return 2;
+  } catch (const std::filesystem::filesystem_error& error) {  // a folder that cannot be made, read or removed
     std::cerr << "headrace: " << error.what() << "\n";
     return 2;
   } catch (const std::exception& error) {

@@ -1,6 +1,7 @@
 #include "apps/info.h"
 
 #include <fmt/ostream.h>
+#include <fmt/ranges.h>
 
 #include <map>
 #include <set>
@@ -8,7 +9,7 @@
 #include "checkpoint/checkpoint.h"
 #include "headrace/error.h"
 #include "models/decoder.h"
-#include "models/registry.h"
+#include "models/load_model.h"
 
 namespace headrace {
 namespace {
@@ -29,6 +30,15 @@ double active_parameters(const DecoderSpec& spec, const ParameterLayout& layout)
     active += share * static_cast<double>(info.numel());
   }
   return active;
+}
+
+// "30.532 billion", "134.5 million"
+std::string count_text(double count) {
+  return count >= 1e9 ? fmt::format("{:.3f} billion", count / 1e9) : fmt::format("{:.3f} million", count / 1e6);
+}
+
+std::string bytes_text(double bytes) {
+  return bytes >= 1e9 ? fmt::format("{:.2f} GB", bytes / 1e9) : fmt::format("{:.2f} MB", bytes / 1e6);
 }
 
 void print_shape(const DecoderSpec& spec, std::ostream& out) {
@@ -60,8 +70,8 @@ void print_info(const std::filesystem::path& folder, std::ostream& out) {
 
   fmt::print(out, "family        {} ({})\n", family.model_type, family.architecture);
   print_shape(spec, out);
-  fmt::print(out, "parameters    {:.3f} billion, {:.3f} billion active per token\n",
-             static_cast<double>(layout.num_parameters()) / 1e9, active_parameters(spec, layout) / 1e9);
+  fmt::print(out, "parameters    {}, {} active per token\n", count_text(static_cast<double>(layout.num_parameters())),
+             count_text(active_parameters(spec, layout)));
 
   std::map<std::string, int64_t> dtypes;
   std::set<std::string> files;
@@ -75,25 +85,13 @@ void print_info(const std::filesystem::path& folder, std::ostream& out) {
   std::string dtype_text;
   for (const auto& [dtype, count] : dtypes)
     dtype_text += fmt::format("{}{} x {}", dtype_text.empty() ? "" : ", ", count, dtype);
-  fmt::print(out, "tensors       {} ({}), {:.2f} GB in {} file{}\n", checkpoint.names().size(), dtype_text,
-             static_cast<double>(bytes) / 1e9, files.size(), files.size() == 1 ? "" : "s");
+  fmt::print(out, "tensors       {} ({}), {} in {} file{}\n", checkpoint.names().size(), dtype_text,
+             bytes_text(static_cast<double>(bytes)), files.size(), files.size() == 1 ? "" : "s");
 
-  // The same accounting as a load, without reading any weight.
-  WeightMap map = family.weight_map(spec);
-  std::set<std::string> known;
-  int64_t missing = 0;
-  for (const auto* pieces : {&map.hub, &map.in_memory}) {
-    for (const WeightPiece& piece : *pieces) known.insert(piece.hub_name);
-  }
-  for (const WeightPiece& piece : map.hub) missing += checkpoint.find(piece.hub_name) ? 0 : 1;
-  std::string unknown;
-  for (const std::string& name : checkpoint.names()) {
-    if (!known.contains(name)) unknown += (unknown.empty() ? "" : ", ") + name;
-  }
-  if (missing > 0)
-    fmt::print(out, "not there     {} tensors of the hub layout (a fused checkpoint has its experts under other names)\n",
-               missing);
-  if (!unknown.empty()) fmt::print(out, "not used      {}\n", unknown);
+  // A load into tensors without memory: every check of a real one, and its error where that would fail.
+  const LoadedModel model = load_model(folder, {}, c10::Device(c10::kMeta));
+  fmt::print(out, "loads         as {}\n", torch_dtype_of(model.decoder.dtype()));
+  if (!model.weights.unknown.empty()) fmt::print(out, "not used      {}\n", fmt::join(model.weights.unknown, ", "));
 }
 
 }  // namespace headrace

@@ -6,8 +6,8 @@
 
 namespace headrace {
 
-/// Prints family, sizes, parameter counts (all and active per token), dtypes, shards, and tensors that no table entry names.
-/// Throws UserError for a broken folder and for a missing or misshapen tensor.
+/// Prints family, sizes, parameter counts (all and active per token), dtypes, shards, the dtype it would be trained in, and
+/// tensors that no table entry names. Throws UserError for a broken folder and for a missing or misshapen tensor.
 void print_info(const std::filesystem::path& folder, std::ostream& out);
 
 }  // namespace headrace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,6 +35,9 @@ class Model {
 /// nullopt.
 std::optional<std::filesystem::path> find_resume(const Recipe& recipe);
 
+/// Throws UserError when config.json of `folder` is not of a model that can be trained; reads nothing else.
+void check_model_config(const std::filesystem::path& folder);
+
 /// config.json + safetensors of `folder` -> weights. Throws UserError for everything wrong with the folder.
 Model load_model(const Recipe& recipe, const std::filesystem::path& folder, const World& world);
 
@@ -49,7 +53,10 @@ struct TrainSummary {
 /// training.jsonl, validation.jsonl and checkpoints to recipe.output_dir. With `resume`, continues from that checkpoint, from
 /// which `model` must have been loaded: bit for bit as the unbroken run (on CPUs). Throws UserError: data that does not fit the
 /// model, a step whose loss or gradient norm is not finite (recipe.nonfinite: stop), a checkpoint of another run.
+/// `before_writing` is called once, when everything has been checked and output_dir is there, before the first file of the run
+/// is written.
 TrainSummary train(const Recipe& recipe, const World& world, Model& model, const std::filesystem::path& data_folder,
-                   const std::optional<std::filesystem::path>& resume = std::nullopt);
+                   const std::optional<std::filesystem::path>& resume = std::nullopt,
+                   const std::function<void()>& before_writing = {});
 
 }  // namespace headrace

@@ -37,6 +37,13 @@ std::string read_file(const std::filesystem::path& path) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
 
+void create_folder(const std::filesystem::path& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  require(!error && std::filesystem::is_directory(path, error), "cannot create the folder {}: {}", path.string(),
+          error ? error.message() : "a file is in its place");
+}
+
 void sync_to_disk(const std::filesystem::path& path) {
   const Descriptor descriptor(path, O_RDONLY);
   require(::fsync(descriptor.get()) == 0, "cannot flush {} to disk: {}", path.string(), std::strerror(errno));

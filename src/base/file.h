@@ -15,6 +15,9 @@ std::string read_file(const std::filesystem::path& path);
 /// Throws UserError (disk full, no permission) and leaves no temporary file behind.
 void write_file_atomically(const std::filesystem::path& path, const std::string& text);
 
+/// Makes the folder and those above it unless they are there. Throws UserError naming what is in the way.
+void create_folder(const std::filesystem::path& path);
+
 /// Flushes a file or folder to disk. Throws UserError.
 void sync_to_disk(const std::filesystem::path& path);
 

@@ -96,6 +96,9 @@ std::string run_python_module(const PythonInterpreter& python, const std::string
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
+  constexpr int kUserFault = 2;  // the exit code of the module for a fault of the user's, after its one sentence
+  if (WIFEXITED(status) && WEXITSTATUS(status) == kUserFault)
+    throw ReportedError(fmt::format("{} -m {} failed", python.executable, module));
   require(WIFEXITED(status) && WEXITSTATUS(status) == 0, "{} -m {} failed; its message stands above", python.executable,
           module);
   return output;
@@ -113,7 +116,7 @@ std::filesystem::path prepare_data(const Recipe& recipe, const std::filesystem::
       {"max_length", recipe.packed_sequence.packed_sequence_size},
       {"seed", recipe.seed},
       {"output_dir", cache.string()}};
-  std::filesystem::create_directories(cache);
+  create_folder(cache);
   const std::filesystem::path config_file = cache / fmt::format("prepare-{}.json", ::getpid());
   write_file_atomically(config_file, to_python_json(config));
   std::string output;

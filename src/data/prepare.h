@@ -5,9 +5,16 @@
 #include <filesystem>
 #include <string>
 
+#include "headrace/error.h"
 #include "headrace/recipe.h"
 
 namespace headrace {
+
+/// A fault of the user's whose one sentence has been printed already, by the Python side.
+class ReportedError : public UserError {
+ public:
+  using UserError::UserError;
+};
 
 /// The Python that holds transformers and tokenizers, recorded when the program was built.
 struct PythonInterpreter {
@@ -19,7 +26,8 @@ struct PythonInterpreter {
 };
 
 /// Runs `python -m MODULE arguments...` and returns its standard output; its standard error goes through to the user. Throws
-/// UserError with the interpreter's name when it cannot be started or when the module ends with an exit code other than 0.
+/// UserError with the interpreter's name when it cannot be started or when the module ends with an exit code other than 0;
+/// ReportedError for 2.
 std::string run_python_module(const PythonInterpreter& python, const std::string& module,
                               const std::vector<std::string>& arguments);
 

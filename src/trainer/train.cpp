@@ -5,6 +5,7 @@
 #include <chrono>
 #include <ctime>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/stop_signal.h"
 #include "data/batches.h"
@@ -87,8 +88,17 @@ class Run {
     open_validation(validation_, recipe, world, data_folder);
   }
 
-  TrainSummary train(const std::optional<fs::path>& resume) {
+  TrainSummary train(const std::optional<fs::path>& resume, const std::function<void()>& before_writing) {
     if (resume) restore(*resume);
+    // From here on the run writes; a run that was refused has left its output_dir as it was.
+    create_folder(recipe_.output_dir);
+    if (before_writing) before_writing();
+    if (!resume && find_resume_checkpoint("auto", recipe_.output_dir)) {
+      log_warning(
+          fmt::format("{} holds checkpoints of an earlier run, which this new run will replace step by step; "
+                      "--resume_from_checkpoint auto goes on with the earlier one",
+                      recipe_.output_dir));
+    }
     const auto kept = resume ? std::optional(position_.step) : std::nullopt;
     training_log_.emplace(fs::path(recipe_.output_dir) / "training.jsonl", kept);
     validation_log_.emplace(fs::path(recipe_.output_dir) / "validation.jsonl", kept);
@@ -109,8 +119,8 @@ class Run {
     if (stop.received() != 0 && position_.step < plan_.total_steps) {
       summary.stopped_by_signal = true;
       if (saved_at_ != position_.step) summary.checkpoint = save();
-      log_info(fmt::format("signal {}: stopped after step {}; --resume_from_checkpoint auto goes on from there",
-                           stop.received(), position_.step));
+      log_info(fmt::format("signal {}: stopped after step {}{}", stop.received(), position_.step,
+                           recipe_.checkpoint.enabled ? "; --resume_from_checkpoint auto goes on from there" : ""));
     }
     return summary;
   }
@@ -178,7 +188,8 @@ class Run {
   double epoch_ = 0;        // passes over the data done
   int64_t steps_here_ = 0;  // steps of this process, for the time that is left
   Clock::time_point begin_;
-  std::optional<int64_t> saved_at_;  // step of the newest checkpoint
+  std::optional<int64_t> saved_at_;            // step of the newest checkpoint
+  std::optional<ValidationRecord> validated_;  // the newest validation
   std::optional<MetricsFile> training_log_, validation_log_;
 };
 
@@ -203,20 +214,25 @@ void Run::report(const StepBatches& batches, const StepResult& result, double lr
 std::optional<double> Run::validate() {
   if (!validation_.batches) return std::nullopt;
   const EvalResult result = evaluate(model_.decoder, *validation_.batches);
-  if (result.loss < position_.best_val_loss) {
-    position_.best_val_loss = result.loss;
-    position_.best_step = position_.step;
-  }
-  const ValidationRecord record{position_.step, epoch_, result.loss, result.num_trained_tokens};
-  validation_log_->write(record);
-  log_info(validation_line(record, plan_.total_steps));
+  validated_ = ValidationRecord{position_.step, epoch_, result.loss, result.num_trained_tokens};
+  validation_log_->write(*validated_);
+  log_info(validation_line(*validated_, plan_.total_steps));
   return result.loss;
 }
 
 fs::path Run::save() {
   if (!recipe_.checkpoint.enabled) return {};
+  // The best is the best of those that can be loaded: validated and saved after the same step.
+  if (validated_ && validated_->step == position_.step && validated_->val_loss < position_.best_val_loss) {
+    position_.best_val_loss = validated_->val_loss;
+    position_.best_step = position_.step;
+  }
   const fs::path folder = save_training_checkpoint(recipe_.output_dir, model_, optimizer_, position_, identity_,
                                                    recipe_.checkpoint.save_total_limit);
+  // save_total_limit may delete the checkpoint that this run was resumed from; the next save takes the tokenizer's files and
+  // unknown tensors from this one.
+  std::error_code ignored;
+  if (fs::equivalent(model_.path.parent_path(), recipe_.output_dir, ignored)) model_.path = fs::canonical(folder);
   saved_at_ = position_.step;
   log_info(fmt::format("saved {}", folder.string()));
   return folder;
@@ -235,6 +251,11 @@ std::optional<fs::path> find_resume(const Recipe& recipe) {
   return find_resume_checkpoint(recipe.checkpoint.restore_from, recipe.output_dir);
 }
 
+void check_model_config(const fs::path& folder) {
+  const ModelConfig config = ModelConfig::read(folder);
+  find_family(config).spec(config);
+}
+
 Model load_model(const Recipe& recipe, const fs::path& folder, const World& world) {
   LoadSettings settings;
   settings.torch_dtype = recipe.model.torch_dtype;
@@ -245,8 +266,8 @@ Model load_model(const Recipe& recipe, const fs::path& folder, const World& worl
 }
 
 TrainSummary train(const Recipe& recipe, const World& world, Model& model, const fs::path& data_folder,
-                   const std::optional<fs::path>& resume) {
-  return Run(recipe, world, model.parts(), data_folder).train(resume);
+                   const std::optional<fs::path>& resume, const std::function<void()>& before_writing) {
+  return Run(recipe, world, model.parts(), data_folder).train(resume, before_writing);
 }
 
 }  // namespace headrace

@@ -63,7 +63,7 @@ TensorToWrite tensor_to_write(const std::string& name, const at::Tensor& tensor)
 
 void write_train_state(const fs::path& folder, const LoadedModel& model, const AdamW& optimizer, const TrainPosition& position,
                        const RunIdentity& identity) {
-  fs::create_directories(folder);
+  create_folder(folder);
   std::vector<TensorToWrite> tensors;
   const Parameters& parameters = model.decoder.parameters();
   for (const ParameterInfo& info : parameters.layout().entries()) {
@@ -109,6 +109,15 @@ std::vector<int64_t> saved_steps(const fs::path& output_dir) {
   return steps;
 }
 
+// A folder that is being removed no longer has a checkpoint's name, so that a kill half-way leaves nothing that looks whole.
+void remove_checkpoint(const fs::path& folder) {
+  if (!fs::exists(folder)) return;
+  const fs::path removed = folder.parent_path() / fmt::format(".{}.removed", folder.filename().string());
+  fs::remove_all(removed);
+  fs::rename(folder, removed);
+  fs::remove_all(removed);
+}
+
 void delete_old_checkpoints(const fs::path& output_dir, const TrainPosition& position, int64_t save_total_limit) {
   if (save_total_limit <= 0) return;
   const std::vector<int64_t> steps = saved_steps(output_dir);
@@ -116,21 +125,25 @@ void delete_old_checkpoints(const fs::path& output_dir, const TrainPosition& pos
   for (const int64_t step : steps) {
     if (excess <= 0) return;
     if (step == position.best_step || step == position.step) continue;
-    fs::remove_all(output_dir / checkpoint_name(step));
+    remove_checkpoint(output_dir / checkpoint_name(step));
     --excess;
   }
 }
 
 void require_same(const Json& saved, const RunIdentity& identity, const fs::path& checkpoint) {
   const Json current = to_json(identity);
-  for (const auto& item : current.items()) {
-    const Json& before = saved.at(item.key());
-    require(before == item.value(),
+  const auto require_same_value = [&](const std::string& key) {
+    require(saved.at(key) == current.at(key),
             "{} was written with {} {}, but this run has {}, so it cannot continue it. Use the old setting, or start anew with "
             "another "
             "output_dir and model.pretrained_model_name_or_path: {}.",
-            checkpoint.string(), item.key(), before.dump(), item.value().dump(), checkpoint.string());
+            checkpoint.string(), key, saved.at(key).dump(), current.at(key).dump(), checkpoint.string());
+  };
+  // The digest last: settings that change the prepared data are named by themselves.
+  for (const auto& item : current.items()) {
+    if (item.key() != "data_digest") require_same_value(item.key());
   }
+  require_same_value("data_digest");
 }
 
 }  // namespace
@@ -140,13 +153,13 @@ fs::path save_training_checkpoint(const fs::path& output_dir, const LoadedModel&
   const std::string name = checkpoint_name(position.step);
   const fs::path target = output_dir / name, temporary = output_dir / fmt::format(".{}.partial", name);
   try {
-    fs::create_directories(output_dir);
+    create_folder(output_dir);
     fs::remove_all(temporary);
     save_checkpoint(save_request(model, temporary));
     write_train_state(temporary / "train_state", model, optimizer, position, identity);
     sync_to_disk(temporary / "train_state");
     sync_to_disk(temporary);
-    fs::remove_all(target);  // a resumed run may pass the same step again
+    remove_checkpoint(target);  // a resumed run may pass the same step again
     fs::rename(temporary, target);
     sync_to_disk(output_dir);
   } catch (...) {
@@ -160,14 +173,11 @@ fs::path save_training_checkpoint(const fs::path& output_dir, const LoadedModel&
   return target;
 }
 
-TrainPosition restore_train_state(const fs::path& checkpoint, const Decoder& decoder, AdamW& optimizer,
-                                  const RunIdentity& identity) {
+namespace {
+
+TrainPosition restore_from_state(const Json& state, const fs::path& checkpoint, const Decoder& decoder, AdamW& optimizer,
+                                 const RunIdentity& identity) {
   const fs::path folder = checkpoint / "train_state";
-  require(fs::is_regular_file(folder / "state.json"),
-          "{} has no train_state, so a run cannot be resumed from it. To start a new run from its weights, give it as "
-          "model.pretrained_model_name_or_path.",
-          checkpoint.string());
-  const Json state = read_json_file(folder / "state.json");
   require(state.value("format", "") == kStateFormat && state.value("version", 0) == kStateVersion,
           "{}: format {} version {} is not the {} version {} that this program reads", (folder / "state.json").string(),
           state.value("format", "?"), state.value("version", 0), kStateFormat, kStateVersion);
@@ -189,6 +199,23 @@ TrainPosition restore_train_state(const fs::path& checkpoint, const Decoder& dec
   fill(optimizer.second_moments(), kSecond);
   optimizer.set_steps_done(state.at("optimizer_steps"));
   return position_from(state.at("position"));
+}
+
+}  // namespace
+
+TrainPosition restore_train_state(const fs::path& checkpoint, const Decoder& decoder, AdamW& optimizer,
+                                  const RunIdentity& identity) {
+  const fs::path file = checkpoint / "train_state" / "state.json";
+  require(fs::is_regular_file(file),
+          "{} has no train_state, so a run cannot be resumed from it. To start a new run from its weights, give it as "
+          "model.pretrained_model_name_or_path.",
+          checkpoint.string());
+  const Json state = read_json_file(file);
+  try {
+    return restore_from_state(state, checkpoint, decoder, optimizer, identity);
+  } catch (const Json::exception& error) {
+    fail("{} is not what this program wrote: {}. Resume from another checkpoint.", file.string(), error.what());
+  }
 }
 
 std::optional<fs::path> find_resume_checkpoint(const std::string& restore_from, const fs::path& output_dir) {

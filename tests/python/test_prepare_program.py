@@ -58,7 +58,7 @@ def test_as_a_process(workshop):
     config.unlink()
     failed = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=workshop.folder)
     assert failed.returncode == 2 and failed.stdout == "" and failed.stderr.count("\n") == 1
-    assert failed.stderr.startswith("error: The settings file") and "Traceback" not in failed.stderr
+    assert failed.stderr.startswith("headrace: The settings file") and "Traceback" not in failed.stderr
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_as_a_process(workshop):
 def test_faults_of_the_user_end_with_exit_code_2(workshop, capsys, changes, message):
     workshop.tokenizer()
     code, out, err = run(capsys, "--config", write_config(workshop, **changes))
-    assert code == 2 and out == "" and err.startswith("error: ") and err.count("\n") == 1
+    assert code == 2 and out == "" and err.startswith("headrace: ") and err.count("\n") == 1
     assert message in err
     assert not workshop.cache.exists() or list(workshop.cache.iterdir()) == []
 

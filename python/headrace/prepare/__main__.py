@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         prepared = prepare(settings)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"headrace: {error}", file=sys.stderr)
         return 2
     for name, split in prepared.manifest["splits"].items():
         for count, what in (

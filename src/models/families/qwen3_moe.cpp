@@ -33,7 +33,9 @@ DecoderSpec qwen3_moe_spec(const ModelConfig& config) {
   const int64_t sparse_step = config.get_int("decoder_sparse_step", 1);
   require(sparse_step >= 1, "{}: decoder_sparse_step is {}, but it must be at least 1", config.origin(), sparse_step);
   std::set<int64_t> dense_layers;
-  if (config.has("mlp_only_layers")) dense_layers = config.raw().at("mlp_only_layers").get<std::set<int64_t>>();
+  const bool has_list = config.has("mlp_only_layers") && config.raw().at("mlp_only_layers").is_array();
+  require(has_list || !config.has("mlp_only_layers"), "{}: mlp_only_layers must be a list of layer numbers", config.origin());
+  if (has_list) dense_layers = config.raw().at("mlp_only_layers").get<std::set<int64_t>>();
   const bool windowed = config.get_bool("use_sliding_window", false);
   const int64_t window =
       windowed ? config.find_int({"sliding_window"}).value_or(config.raw().contains("sliding_window") ? 0 : 4096) : 0;
