@@ -1,4 +1,4 @@
-"""What is loaded and what is written: whole checkpoints or one sentence, tied and untied heads, folders that transformers reads."""
+"""What is loaded and written: whole checkpoints or one sentence, tied and untied heads, folders that transformers reads."""
 
 import json
 import resource
@@ -66,7 +66,9 @@ def test_tied_head_does_not_drift_over_a_resume(bench):
 
 def test_head_that_differs_from_its_embedding_unties(bench):
     bench.make_model(tie_word_embeddings=True)
-    edit_weights(bench.model, lambda w: w.update({"lm_head.weight": torch.flip(w["model.embed_tokens.weight"], [0]).contiguous()}))
+    edit_weights(
+        bench.model, lambda w: w.update({"lm_head.weight": torch.flip(w["model.embed_tokens.weight"], [0]).contiguous()})
+    )
     result = bench.finetune(step_scheduler__max_steps=1).ok()
     assert "warning" in result.err and "loaded untied" in result.err
     weights = load_file(bench.checkpoint(1) / "model.safetensors")

@@ -3,7 +3,7 @@
 import torch
 from safetensors.torch import load_file
 
-from conftest import edit_json, edit_weights, engine_logits, make_model, records, write_jsonl
+from conftest import edit_weights, engine_logits, make_model, write_jsonl
 
 LR = 0.003
 
@@ -17,7 +17,9 @@ def largest_difference(first, second):
 def test_accumulation_does_not_change_the_step(bench):
     bench.make_model()
     # eps as large as the gradients: at 1e-8 Adam turns float32 rounding of a tiny gradient into a whole step.
-    settings = dict(step_scheduler__global_batch_size=4, packed_sequence__packing=False, optimizer__max_grad_norm=0.5, optimizer__eps=1e-2)
+    settings = dict(
+        step_scheduler__global_batch_size=4, packed_sequence__packing=False, optimizer__max_grad_norm=0.5, optimizer__eps=1e-2
+    )
     for local in (4, 2, 1):
         bench.finetune(f"local{local}", local_batch_size=local, step_scheduler__max_steps=3, **settings).ok()
     whole = bench.lines("local4")
@@ -33,11 +35,16 @@ def test_accumulation_does_not_change_the_step(bench):
 def test_packed_and_unpacked_documents_have_the_same_loss(bench):
     bench.make_model()
     # All documents in one step, so that both runs see the same ones.
-    settings = dict(step_scheduler__global_batch_size=16, step_scheduler__max_steps=2, packed_sequence__packed_sequence_size=256)
+    settings = dict(
+        step_scheduler__global_batch_size=16, step_scheduler__max_steps=2, packed_sequence__packed_sequence_size=256
+    )
     bench.finetune("packed", **settings).ok()
     bench.finetune("unpacked", packed_sequence__packing=False, **settings).ok()
     for ours, theirs in zip(bench.lines("packed"), bench.lines("unpacked"), strict=True):
-        assert ours["num_trained_tokens"] == theirs["num_trained_tokens"] and abs(ours["loss"] - theirs["loss"]) < 2e-6 * theirs["loss"]
+        assert (
+            ours["num_trained_tokens"] == theirs["num_trained_tokens"]
+            and abs(ours["loss"] - theirs["loss"]) < 2e-6 * theirs["loss"]
+        )
 
 
 def test_batch_without_a_trained_token_has_loss_zero(bench):
@@ -90,7 +97,9 @@ def test_balancing_loss_is_trained_when_asked_for(bench):
     off, on = bench.lines("off")[0], bench.lines("on")[0]
     assert "aux_loss" not in off and on["aux_loss"] > 0 and abs(on["loss"] - off["loss"]) < 1e-6 * off["loss"]
     assert on["grad_norm"] != off["grad_norm"]
-    weights = [load_file(bench.checkpoint(1, run) / "model.safetensors")["model.layers.0.mlp.gate.weight"] for run in ("off", "on")]
+    weights = [
+        load_file(bench.checkpoint(1, run) / "model.safetensors")["model.layers.0.mlp.gate.weight"] for run in ("off", "on")
+    ]
     assert not torch.equal(*weights)
 
 
