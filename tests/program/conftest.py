@@ -97,7 +97,10 @@ def records(count, seed=0):
     generator = torch.Generator().manual_seed(seed)
     pick = lambda n: " ".join(WORDS[i] for i in torch.randint(0, len(WORDS), (n,), generator=generator))
     length = lambda: int(torch.randint(1, 6, (1,), generator=generator))
-    return [{"messages": [{"role": "user", "content": pick(2)}, {"role": "assistant", "content": pick(length())}]} for _ in range(count)]
+    return [
+        {"messages": [{"role": "user", "content": pick(2)}, {"role": "assistant", "content": pick(length())}]}
+        for _ in range(count)
+    ]
 
 
 def write_jsonl(file, lines):
@@ -200,7 +203,9 @@ def assert_same_files(first, second):
 def assert_same_checkpoints(first, second):
     assert_same_files(first / "model.safetensors", second / "model.safetensors")
     assert_same_files(first / "train_state/optimizer.safetensors", second / "train_state/optimizer.safetensors")
-    assert json.loads((first / "train_state/state.json").read_text()) == json.loads((second / "train_state/state.json").read_text())
+    assert json.loads((first / "train_state/state.json").read_text()) == json.loads(
+        (second / "train_state/state.json").read_text()
+    )
 
 
 def engine_logits(folder, ids, tmp_path, dtype="float32"):

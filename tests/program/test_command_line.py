@@ -4,9 +4,9 @@ import json
 
 import pytest
 import yaml
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from conftest import MODELS, edit_weights, records, write_jsonl
+from conftest import MODELS, records, write_jsonl
 
 
 def test_run_writes_its_files(bench):
@@ -95,7 +95,6 @@ def test_broken_data_is_one_sentence(bench):
         ("", "train.jsonl"),
         ("{\n", "line 1"),
         ('{"unheard": 1}\n', "train.jsonl"),
-        ('{"messages": []}\n', "train.jsonl"),
         ('{"input_ids": [1, 100000], "labels": [1, 2]}\n', "100000"),
     ):
         (bench.folder / "train.jsonl").write_text(text)
@@ -114,7 +113,12 @@ def test_prepare_alone_makes_the_shards(bench):
     bench.make_model()
     recipe = bench.write_recipe()
     folder = bench.program("prepare", recipe, "--seed", "42").ok().out.strip()
-    assert json.loads((bench.prepared / folder.rsplit("/", 1)[1] / "manifest.json").read_text())["splits"]["train"]["num_documents"] == 10
+    assert (
+        json.loads((bench.prepared / folder.rsplit("/", 1)[1] / "manifest.json").read_text())["splits"]["train"][
+            "num_documents"
+        ]
+        == 10
+    )
     assert bench.program("prepare", recipe).ok().out.strip() == folder and bench.checkpoints() == []
 
 

@@ -3,7 +3,7 @@
 import torch
 from safetensors.torch import load_file
 
-from conftest import edit_json, edit_weights, engine_logits, make_model, records, write_jsonl
+from conftest import edit_weights, engine_logits, make_model, write_jsonl
 
 LR = 0.003
 
@@ -17,7 +17,9 @@ def largest_difference(first, second):
 def test_accumulation_does_not_change_the_step(bench):
     bench.make_model()
     # eps as large as the gradients: at 1e-8 Adam turns float32 rounding of a tiny gradient into a whole step.
-    settings = dict(step_scheduler__global_batch_size=4, packed_sequence__packing=False, optimizer__max_grad_norm=0.5, optimizer__eps=1e-2)
+    settings = dict(
+        step_scheduler__global_batch_size=4, packed_sequence__packing=False, optimizer__max_grad_norm=0.5, optimizer__eps=1e-2
+    )
     for local in (4, 2, 1):
         bench.finetune(f"local{local}", local_batch_size=local, step_scheduler__max_steps=3, **settings).ok()
     whole = bench.lines("local4")
@@ -33,27 +35,40 @@ def test_accumulation_does_not_change_the_step(bench):
 def test_packed_and_unpacked_documents_have_the_same_loss(bench):
     bench.make_model()
     # All documents in one step, so that both runs see the same ones.
-    settings = dict(step_scheduler__global_batch_size=16, step_scheduler__max_steps=2, packed_sequence__packed_sequence_size=256)
+    settings = dict(
+        step_scheduler__global_batch_size=16, step_scheduler__max_steps=2, packed_sequence__packed_sequence_size=256
+    )
     bench.finetune("packed", **settings).ok()
     bench.finetune("unpacked", packed_sequence__packing=False, **settings).ok()
     for ours, theirs in zip(bench.lines("packed"), bench.lines("unpacked"), strict=True):
-        assert ours["num_trained_tokens"] == theirs["num_trained_tokens"] and abs(ours["loss"] - theirs["loss"]) < 2e-6 * theirs["loss"]
+        assert (
+            ours["num_trained_tokens"] == theirs["num_trained_tokens"]
+            and abs(ours["loss"] - theirs["loss"]) < 2e-6 * theirs["loss"]
+        )
 
 
 def test_batch_without_a_trained_token_has_loss_zero(bench):
     bench.make_model()
-    lines = [{"input_ids": [10 + i, 20, 30, 40], "labels": [-100] * 4 if i % 2 else [-100, 20, 30, 40]} for i in range(4)]
+    lines = [{"input_ids": [10 + i, 20, 30, 40], "labels": [-100] * 4 if i == 3 else [-100, 20, 30, 40]} for i in range(4)]
     data = write_jsonl(bench.folder / "tokens.jsonl", lines)
-    settings = dict(dataset__path=data, packed_sequence__packing=False, shuffle=False, step_scheduler__global_batch_size=1)
-    result = bench.finetune(**settings)
-    if result.code == 2 or "without a token to train" in result.err:
-        # Preparation drops such documents: then no batch of them exists, and the run survives.
-        result.ok()
-        assert all(line["num_trained_tokens"] > 0 for line in bench.lines())
-    else:
-        assert "no token of this batch is trained" in result.ok().err
-        assert [line["loss"] == 0 for line in bench.lines()] == [False, True, False, True]
-    assert all(torch.isfinite(tensor).all() for tensor in load_file(bench.checkpoint(4) / "model.safetensors").values())
+    settings = dict(dataset__path=data, validation_dataset__path=data, packed_sequence__packing=False, shuffle=False)
+    settings |= dict(step_scheduler__global_batch_size=1, step_scheduler__max_steps=3)
+    # Preparation drops such a record and says so; a shard may still hold one (written by other means).
+    dropped = bench.finetune("dropped", **settings).ok()
+    assert "1 records without a token to train were dropped" in dropped.err
+    prepared = bench.folder / "dropped/data"
+    manifest = next(file for file in prepared.glob("*/manifest.json") if str(data) in file.read_text())
+    for split, empty in (("train", slice(4, 8)), ("validation", slice(0, 12))):
+        mask = bytearray((manifest.parent / f"{split}-00000.loss_mask").read_bytes())
+        mask[empty] = bytes(len(mask[empty]))
+        (manifest.parent / f"{split}-00000.loss_mask").write_bytes(mask)
+    result = bench.finetune(**settings).ok()
+    assert "step 2: no token of this batch is trained" in result.err
+    assert "no token of the validation data is trained" in result.err
+    assert [line["loss"] == 0 for line in bench.lines()] == [False, True, False]
+    assert [line["grad_norm"] == 0 for line in bench.lines()] == [False, True, False]
+    assert [line["val_loss"] for line in bench.lines(name="validation.jsonl")] == [0, 0]
+    assert all(torch.isfinite(tensor).all() for tensor in load_file(bench.checkpoint(3) / "model.safetensors").values())
 
 
 def poison(value):
@@ -90,7 +105,9 @@ def test_balancing_loss_is_trained_when_asked_for(bench):
     off, on = bench.lines("off")[0], bench.lines("on")[0]
     assert "aux_loss" not in off and on["aux_loss"] > 0 and abs(on["loss"] - off["loss"]) < 1e-6 * off["loss"]
     assert on["grad_norm"] != off["grad_norm"]
-    weights = [load_file(bench.checkpoint(1, run) / "model.safetensors")["model.layers.0.mlp.gate.weight"] for run in ("off", "on")]
+    weights = [
+        load_file(bench.checkpoint(1, run) / "model.safetensors")["model.layers.0.mlp.gate.weight"] for run in ("off", "on")
+    ]
     assert not torch.equal(*weights)
 
 
