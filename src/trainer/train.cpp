@@ -214,6 +214,7 @@ void Run::report(const StepBatches& batches, const StepResult& result, double lr
 std::optional<double> Run::validate() {
   if (!validation_.batches) return std::nullopt;
   const EvalResult result = evaluate(model_.decoder, *validation_.batches);
+  if (result.num_trained_tokens == 0) log_warning("no token of the validation data is trained; its loss is 0");
   validated_ = ValidationRecord{position_.step, epoch_, result.loss, result.num_trained_tokens};
   validation_log_->write(*validated_);
   log_info(validation_line(*validated_, plan_.total_steps));

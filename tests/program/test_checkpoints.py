@@ -1,4 +1,4 @@
-"""What is loaded and written: whole checkpoints or one sentence, tied and untied heads, folders that transformers reads."""
+"""What is loaded and what is written: whole checkpoints or one sentence, tied and untied heads, what transformers reads."""
 
 import json
 import resource
@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from conftest import MODELS, assert_same_checkpoints, edit_json, edit_weights, engine_logits, timeless
+from conftest import assert_same_checkpoints, edit_json, edit_weights, engine_logits, timeless
 
 IDS = torch.tensor([5, 77, 200, 3, 3, 150, 42, 9, 120])
 
@@ -29,8 +29,10 @@ def assert_logits_equal_transformers(folder, tmp_path):
 # ---- tied and untied heads
 
 
-@pytest.mark.parametrize("family", MODELS)
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    "family, tied",
+    [("qwen3_moe", True), ("qwen3_moe", False), ("mixtral", True), ("mixtral", False), ("llama", True), ("qwen3", False)],
+)
 def test_head_is_trained_as_configured_and_read_by_transformers(bench, family, tied):
     bench.make_model(family, tie_word_embeddings=tied)
     bench.finetune(step_scheduler__max_steps=3).ok()

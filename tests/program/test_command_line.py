@@ -95,7 +95,6 @@ def test_broken_data_is_one_sentence(bench):
         ("", "train.jsonl"),
         ("{\n", "line 1"),
         ('{"unheard": 1}\n', "train.jsonl"),
-        ('{"messages": []}\n', "train.jsonl"),
         ('{"input_ids": [1, 100000], "labels": [1, 2]}\n', "100000"),
     ):
         (bench.folder / "train.jsonl").write_text(text)

@@ -80,7 +80,6 @@ def test_a_run_of_other_settings_is_refused_and_changes_nothing(bench):
     bench.finetune(arguments=resume, seed=7).refused("seed 42", "7", "checkpoint-2")
     bench.finetune(arguments=resume, step_scheduler__global_batch_size=4).refused("global_batch_size 2", "4")
     bench.finetune(arguments=resume, packed_sequence__packed_sequence_size=64).refused("96", "64")
-    bench.finetune(arguments=resume, packed_sequence__packing=False).refused("packing true", "false")
     bench.finetune(arguments=resume, shuffle=False).refused("shuffle true", "false")
     other = write_jsonl(bench.folder / "other.jsonl", records(10, seed=1))
     bench.finetune(arguments=resume, dataset__path=other).refused("data_digest")

@@ -49,18 +49,26 @@ def test_packed_and_unpacked_documents_have_the_same_loss(bench):
 
 def test_batch_without_a_trained_token_has_loss_zero(bench):
     bench.make_model()
-    lines = [{"input_ids": [10 + i, 20, 30, 40], "labels": [-100] * 4 if i % 2 else [-100, 20, 30, 40]} for i in range(4)]
+    lines = [{"input_ids": [10 + i, 20, 30, 40], "labels": [-100] * 4 if i == 3 else [-100, 20, 30, 40]} for i in range(4)]
     data = write_jsonl(bench.folder / "tokens.jsonl", lines)
-    settings = dict(dataset__path=data, packed_sequence__packing=False, shuffle=False, step_scheduler__global_batch_size=1)
-    result = bench.finetune(**settings)
-    if result.code == 2 or "without a token to train" in result.err:
-        # Preparation drops such documents: then no batch of them exists, and the run survives.
-        result.ok()
-        assert all(line["num_trained_tokens"] > 0 for line in bench.lines())
-    else:
-        assert "no token of this batch is trained" in result.ok().err
-        assert [line["loss"] == 0 for line in bench.lines()] == [False, True, False, True]
-    assert all(torch.isfinite(tensor).all() for tensor in load_file(bench.checkpoint(4) / "model.safetensors").values())
+    settings = dict(dataset__path=data, validation_dataset__path=data, packed_sequence__packing=False, shuffle=False)
+    settings |= dict(step_scheduler__global_batch_size=1, step_scheduler__max_steps=3)
+    # Preparation drops such a record and says so; a shard may still hold one (written by other means).
+    dropped = bench.finetune("dropped", **settings).ok()
+    assert "1 records without a token to train were dropped" in dropped.err
+    prepared = bench.folder / "dropped/data"
+    manifest = next(file for file in prepared.glob("*/manifest.json") if str(data) in file.read_text())
+    for split, empty in (("train", slice(4, 8)), ("validation", slice(0, 12))):
+        mask = bytearray((manifest.parent / f"{split}-00000.loss_mask").read_bytes())
+        mask[empty] = bytes(len(mask[empty]))
+        (manifest.parent / f"{split}-00000.loss_mask").write_bytes(mask)
+    result = bench.finetune(**settings).ok()
+    assert "step 2: no token of this batch is trained" in result.err
+    assert "no token of the validation data is trained" in result.err
+    assert [line["loss"] == 0 for line in bench.lines()] == [False, True, False]
+    assert [line["grad_norm"] == 0 for line in bench.lines()] == [False, True, False]
+    assert [line["val_loss"] for line in bench.lines(name="validation.jsonl")] == [0, 0]
+    assert all(torch.isfinite(tensor).all() for tensor in load_file(bench.checkpoint(3) / "model.safetensors").values())
 
 
 def poison(value):
