@@ -49,6 +49,9 @@ void print_what_next(const TrainSummary& summary, const PythonInterpreter& pytho
 
 void finetune(const std::string& recipe_path, const std::vector<std::string>& overrides) {
   Recipe recipe = read_recipe(recipe_path, overrides);
+  require(recipe.distributed.nproc_per_node == 1,
+          "distributed.nproc_per_node is {}, but this version trains on one process. Set it to 1.",
+          recipe.distributed.nproc_per_node);
   const World world = World::from_environment(recipe.device, recipe.num_threads);
   recipe = resolve_for_world(std::move(recipe), world.size);
   const PythonInterpreter python = PythonInterpreter::recorded();

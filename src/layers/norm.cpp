@@ -10,11 +10,11 @@
 namespace headrace {
 namespace {
 
-bool takes_kernel(const at::Tensor& x, const at::Tensor& weight) {
+[[maybe_unused]] bool takes_kernel(const at::Tensor& x, const at::Tensor& weight) {
   return fits_bf16_kernels(x) && fits_bf16_kernels(weight) && x.size(-1) <= kMaxNormSize;
 }
 
-at::Tensor empty_rstd(const at::Tensor& x) {
+[[maybe_unused]] at::Tensor empty_rstd(const at::Tensor& x) {
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = 1;
   return at::empty(shape, x.options().dtype(at::kFloat));

@@ -31,7 +31,7 @@ at::Tensor position_heads_backward(const at::Tensor& grad, const at::Tensor& raw
   return rms_norm_backward(unrotated, raw, weight, saved, weight_grad);
 }
 
-bool takes_kernel(const at::Tensor& qkv, const AttentionConfig& config, const RopeTables& rope) {
+[[maybe_unused]] bool takes_kernel(const at::Tensor& qkv, const AttentionConfig& config, const RopeTables& rope) {
   const int64_t d = config.head_dim;
   return fits_bf16_kernels(qkv) && (d == 64 || d == 128 || d == 256) && rope.cos.size(-1) * 2 == d && rope.cos.is_contiguous();
 }

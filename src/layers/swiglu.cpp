@@ -12,9 +12,13 @@
 namespace headrace {
 namespace {
 
-bool takes_kernel(const at::Tensor& gate_up) { return fits_bf16_kernels(gate_up) && gate_up.size(1) % 16 == 0; }
+[[maybe_unused]] bool takes_kernel(const at::Tensor& gate_up) {
+  return fits_bf16_kernels(gate_up) && gate_up.size(1) % 16 == 0;
+}
 
-at::Tensor empty_rows(const at::Tensor& like, int64_t width) { return at::empty({like.size(0), width}, like.options()); }
+[[maybe_unused]] at::Tensor empty_rows(const at::Tensor& like, int64_t width) {
+  return at::empty({like.size(0), width}, like.options());
+}
 
 }  // namespace
 

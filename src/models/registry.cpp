@@ -20,8 +20,7 @@ const Family& find_family(const ModelConfig& config) {
     if (config.model_type() == family.model_type) return family;
     known += (known.empty() ? "" : ", ") + std::string(family.model_type);
   }
-  fail("{}: model_type \"{}\" is not supported yet; the engine trains {}. Other models run through the Python package.",
-       config.origin(), config.model_type(), known);
+  fail("{}: model_type \"{}\" is not supported yet; this version trains {}.", config.origin(), config.model_type(), known);
 }
 
 }  // namespace headrace

@@ -64,6 +64,7 @@ def test_overrides_in_both_forms_and_flags(bench):
         (["--global_batch_size=3", "--local_batch_size=2"], ["3", "2"]),
         (["--device=cuda", "--_target_=os.system"], ["_target_"]),
         (["--nproc_per_node=0"], ["nproc_per_node"]),
+        (["--nproc_per_node=2"], ["nproc_per_node", "one process"]),
     ],
 )
 def test_wrong_arguments_are_one_sentence(bench, arguments, texts):
