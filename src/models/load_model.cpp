@@ -1,7 +1,5 @@
 #include "models/load_model.h"
 
-#include <cstring>
-
 #include "base/log.h"
 #include "headrace/error.h"
 
@@ -20,10 +18,8 @@ at::ScalarType resolve_dtype(const LoadSettings& settings, const ModelConfig& co
 
 // Both matrices are in the file and differ: the flag says tied, the weights say otherwise; the weights win.
 bool file_unties(const CheckpointFolder& folder) {
-  const auto head = folder.find("lm_head.weight"), embedding = folder.find("model.embed_tokens.weight");
-  if (!head || !embedding) return false;
-  const auto a = head->file->bytes(*head->info), b = embedding->file->bytes(*embedding->info);
-  return a.size() != b.size() || std::memcmp(a.data(), b.data(), a.size()) != 0;
+  const std::string head = "lm_head.weight", embedding = "model.embed_tokens.weight";
+  return folder.find(head) && folder.find(embedding) && !folder.same_bits(head, embedding);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "checkpoint/temporary_folder.h"
 #include "checkpoint/test_tables.h"
 #include "headrace/error.h"
+#include "tests/refusal.h"
 
 namespace headrace {
 namespace {
@@ -31,15 +32,7 @@ void write_file(const std::filesystem::path& path, const Tensors& tensors) {
   write_safetensors(path, std::move(list));
 }
 
-template <typename Call>
-std::string refusal(const Call& call) {
-  try {
-    call();
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "";
-}
+using test_support::refusal;
 
 void expect_words(const std::string& message, const std::vector<std::string>& words) {
   for (const std::string& word : words)

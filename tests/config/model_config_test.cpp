@@ -7,21 +7,14 @@
 
 #include "checkpoint/temporary_folder.h"
 #include "headrace/error.h"
+#include "tests/refusal.h"
 
 namespace headrace {
 namespace {
 
 ModelConfig config_of(const std::string& text) { return {parse_json(text, "x/config.json"), "x/config.json"}; }
 
-template <typename Call>
-std::string refusal(const Call& call) {
-  try {
-    call();
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "";
-}
+using test_support::refusal;
 
 TEST(ModelConfig, OldAndNewKeysInOrder) {
   const ModelConfig config =

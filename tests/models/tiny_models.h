@@ -10,8 +10,11 @@
 #include "base/file.h"
 #include "headrace/error.h"
 #include "models/load_model.h"
+#include "tests/refusal.h"
 
 namespace headrace::testing_models {
+
+using test_support::refusal;
 
 inline Json tiny_config(const std::string& model_type, bool tied = false) {
   Json config = {{"model_type", model_type},      {"vocab_size", 1000}, {"hidden_size", 16},          {"num_hidden_layers", 2},
@@ -44,16 +47,6 @@ inline void write_model(const std::filesystem::path& folder, const Json& json, a
   request.pieces = family.weight_map(decoder.spec()).hub;
   request.config = config.for_saving(torch_dtype_of(dtype));
   save_checkpoint(request);
-}
-
-template <typename Call>
-std::string refusal(const Call& call) {
-  try {
-    call();
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "";
 }
 
 }  // namespace headrace::testing_models

@@ -56,6 +56,11 @@ DecoderSpec base_spec(const ModelConfig& config, const FamilyDefaults& defaults)
   return spec;
 }
 
+int64_t qwen3_sliding_window(const ModelConfig& config) {
+  if (!config.get_bool("use_sliding_window", false)) return 0;
+  return config.find_int({"sliding_window"}).value_or(config.raw().contains("sliding_window") ? 0 : 4096);
+}
+
 WeightMap base_weight_map(const DecoderSpec& spec) {
   WeightMap map;
   const ParameterLayout layout = decoder_layout(spec);

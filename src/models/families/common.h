@@ -21,6 +21,10 @@ struct FamilyDefaults {
 /// not divide, a quantised checkpoint.
 DecoderSpec base_spec(const ModelConfig& config, const FamilyDefaults& defaults);
 
+/// Qwen3's window, dense and MoE: 0 (none) unless use_sliding_window; then sliding_window, 4096 when the key is absent, none
+/// when it is null. Which layers have it is the family's rule.
+int64_t qwen3_sliding_window(const ModelConfig& config);
+
 /// Names that are equal on the hub and in memory (all but the experts).
 WeightMap base_weight_map(const DecoderSpec& spec);
 

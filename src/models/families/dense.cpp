@@ -24,9 +24,7 @@ DecoderSpec qwen3_spec(const ModelConfig& config) {
   DecoderSpec spec = base_spec(config, defaults);
 
   // Without layer_types, the window applies from layer max_window_layers on; use_sliding_window false turns it off altogether.
-  const bool windowed = config.get_bool("use_sliding_window", false);
-  const int64_t window =
-      windowed ? config.find_int({"sliding_window"}).value_or(config.raw().contains("sliding_window") ? 0 : 4096) : 0;
+  const int64_t window = qwen3_sliding_window(config);
   const int64_t first_windowed = config.get_int("max_window_layers", 28);
   const bool has_types = config.has("layer_types");
   require(!has_types || config.raw().at("layer_types").size() == spec.layers.size(),

@@ -36,9 +36,7 @@ DecoderSpec qwen3_moe_spec(const ModelConfig& config) {
   const bool has_list = config.has("mlp_only_layers") && config.raw().at("mlp_only_layers").is_array();
   require(has_list || !config.has("mlp_only_layers"), "{}: mlp_only_layers must be a list of layer numbers", config.origin());
   if (has_list) dense_layers = config.raw().at("mlp_only_layers").get<std::set<int64_t>>();
-  const bool windowed = config.get_bool("use_sliding_window", false);
-  const int64_t window =
-      windowed ? config.find_int({"sliding_window"}).value_or(config.raw().contains("sliding_window") ? 0 : 4096) : 0;
+  const int64_t window = qwen3_sliding_window(config);
   for (std::size_t n = 0; n < spec.layers.size(); ++n) {
     LayerSpec& layer = spec.layers[n];
     const auto index = static_cast<int64_t>(n);
