@@ -19,6 +19,10 @@ struct alignas(16) Pack8 {
 
 __device__ inline Pack8 load_pack(const bf16* p) { return *reinterpret_cast<const Pack8*>(p); }
 __device__ inline void store_pack(bf16* p, const Pack8& pack) { *reinterpret_cast<Pack8*>(p) = pack; }
+/// The same for memory that is not read soon: it leaves the L2 cache first.
+__device__ inline void store_pack_streaming(bf16* p, const Pack8& pack) {
+  __stcs(reinterpret_cast<int4*>(p), *reinterpret_cast<const int4*>(&pack));
+}
 
 __device__ inline float warp_sum(float x) {
 #pragma unroll
@@ -36,6 +40,12 @@ __device__ inline float block_sum(float x, float* shared) {
   __syncthreads();
   float total = lane < warps ? shared[lane] : 0.0F;
   return warp_sum(total);
+}
+
+/// Threads of a block that works on one row of `size` elements, a pack each at a time.
+inline int threads_for_row(int64_t size) {
+  const int64_t packs = size / 8;
+  return packs >= 256 ? 256 : static_cast<int>((packs + 31) / 32 * 32);
 }
 
 inline void check_launch(const char* kernel) {

@@ -7,23 +7,28 @@ namespace {
 
 __device__ float sigmoid(float x) { return 1.0F / (1.0F + __expf(-x)); }
 
-int threads_for(int64_t size) {
-  const int64_t packs = size / 8;
-  return packs >= 256 ? 256 : static_cast<int>((packs + 31) / 32 * 32);
+// A block a token: its row is read once and written top_k times. Scattered rows written with ordinary stores take 6 times as
+// long (an H200 at 131,072 rows of 4 KiB: 1.04 ms, streaming 0.16 ms, a gather in row order 0.26 ms).
+__global__ void dispatch_kernel(const bf16* x, const int64_t* row_of_pair, int64_t top_k, int64_t size, bf16* rows) {
+  const int64_t* target = row_of_pair + static_cast<int64_t>(blockIdx.x) * top_k;
+  for (int64_t i = threadIdx.x * 8; i < size; i += blockDim.x * 8) {
+    const Pack8 pack = load_pack(x + static_cast<int64_t>(blockIdx.x) * size + i);
+#pragma unroll 8
+    for (int64_t j = 0; j < top_k; ++j) store_pack_streaming(rows + __ldg(target + j) * size + i, pack);
+  }
 }
 
-__global__ void gather_kernel(const bf16* x, const int64_t* row_ids, int64_t size, bf16* out) {
-  const bf16* from = x + row_ids[blockIdx.x] * size;
-  bf16* to = out + static_cast<int64_t>(blockIdx.x) * size;
-  for (int64_t i = threadIdx.x * 8; i < size; i += blockDim.x * 8) store_pack(to + i, load_pack(from + i));
-}
-
-__global__ void combine_kernel(const bf16* rows, const float* weights, const int64_t* row_of_pair, int64_t top_k, int64_t size,
-                               bf16* out) {
+__global__ void combine_kernel(const bf16* rows, const float* weights, const int64_t* row_of_pair, const bf16* addend,
+                               int64_t top_k, int64_t size, bf16* out) {
   const int64_t pair = static_cast<int64_t>(blockIdx.x) * top_k;
   for (int64_t i = threadIdx.x * 8; i < size; i += blockDim.x * 8) {
     float sum[8] = {};
-#pragma unroll 4
+    if (addend != nullptr) {
+      const Pack8 pack = load_pack(addend + static_cast<int64_t>(blockIdx.x) * size + i);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) sum[e] = __bfloat162float(pack.at[e]);
+    }
+#pragma unroll 8
     for (int64_t j = 0; j < top_k; ++j) {
       const float weight = weights != nullptr ? weights[pair + j] : 1.0F;
       const Pack8 pack = load_pack(rows + row_of_pair[pair + j] * size + i);
@@ -84,21 +89,23 @@ __global__ void swiglu_backward_kernel(const bf16* dactivation, const bf16* gate
 
 }  // namespace
 
-void gather_rows_cuda(const void* x, const int64_t* row_ids, int64_t rows, int64_t size, void* out, void* stream) {
-  gather_kernel<<<static_cast<unsigned>(rows), threads_for(size), 0, static_cast<cudaStream_t>(stream)>>>(
-      static_cast<const bf16*>(x), row_ids, size, static_cast<bf16*>(out));
-  check_launch("gather_rows");
+void dispatch_rows_cuda(const void* x, const int64_t* row_of_pair, int64_t num_tokens, int64_t top_k, int64_t size, void* rows,
+                        void* stream) {
+  dispatch_kernel<<<static_cast<unsigned>(num_tokens), threads_for_row(size), 0, static_cast<cudaStream_t>(stream)>>>(
+      static_cast<const bf16*>(x), row_of_pair, top_k, size, static_cast<bf16*>(rows));
+  check_launch("dispatch_rows");
 }
 
-void combine_rows_cuda(const void* rows, const float* weights, const int64_t* row_of_pair, int64_t num_tokens, int64_t top_k,
-                       int64_t size, void* out, void* stream) {
-  combine_kernel<<<static_cast<unsigned>(num_tokens), threads_for(size), 0, static_cast<cudaStream_t>(stream)>>>(
-      static_cast<const bf16*>(rows), weights, row_of_pair, top_k, size, static_cast<bf16*>(out));
+void combine_rows_cuda(const void* rows, const float* weights, const int64_t* row_of_pair, const void* addend,
+                       int64_t num_tokens, int64_t top_k, int64_t size, void* out, void* stream) {
+  combine_kernel<<<static_cast<unsigned>(num_tokens), threads_for_row(size), 0, static_cast<cudaStream_t>(stream)>>>(
+      static_cast<const bf16*>(rows), weights, row_of_pair, static_cast<const bf16*>(addend), top_k, size,
+      static_cast<bf16*>(out));
   check_launch("combine_rows");
 }
 
 void swiglu_cuda(const void* gate_up, int64_t rows, int64_t width, void* activation, void* stream) {
-  swiglu_kernel<<<static_cast<unsigned>(rows), threads_for(width), 0, static_cast<cudaStream_t>(stream)>>>(
+  swiglu_kernel<<<static_cast<unsigned>(rows), threads_for_row(width), 0, static_cast<cudaStream_t>(stream)>>>(
       static_cast<const bf16*>(gate_up), width, static_cast<bf16*>(activation));
   check_launch("swiglu");
 }
@@ -106,7 +113,7 @@ void swiglu_cuda(const void* gate_up, int64_t rows, int64_t width, void* activat
 void swiglu_backward_cuda(const void* dactivation, const void* gate_up, const float* pair_weights, const int64_t* pair_of_row,
                           int64_t rows, int64_t width, void* dgate_up, void* scaled_activation, float* dpair_weights,
                           void* stream) {
-  swiglu_backward_kernel<<<static_cast<unsigned>(rows), threads_for(width), 0, static_cast<cudaStream_t>(stream)>>>(
+  swiglu_backward_kernel<<<static_cast<unsigned>(rows), threads_for_row(width), 0, static_cast<cudaStream_t>(stream)>>>(
       static_cast<const bf16*>(dactivation), static_cast<const bf16*>(gate_up), pair_weights, pair_of_row, width,
       static_cast<bf16*>(dgate_up), static_cast<bf16*>(scaled_activation), dpair_weights);
   check_launch("swiglu_backward");

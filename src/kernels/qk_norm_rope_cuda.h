@@ -1,5 +1,5 @@
 // CUDA kernels: per-head RMSNorm (optional) and RoPE of the query and key heads in a packed bfloat16 projection, and their
-// gradient. Tensor side: layers/qk_norm_rope.h. A warp takes one (token, head); head_dim is 64, 128 or 256 and rotated whole.
+// gradient. Tensor side: layers/qk_norm_rope.h. head_dim is 64, 128 or 256 and rotated whole.
 #pragma once
 
 #include <cstdint>

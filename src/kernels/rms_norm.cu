@@ -7,11 +7,6 @@ namespace {
 
 constexpr int kMaxPacks = 4;  // packs a thread holds: 8192 elements a row at 256 threads
 
-int threads_for(int64_t size) {
-  const int64_t packs = size / 8;
-  return packs >= 256 ? 256 : static_cast<int>((packs + 31) / 32 * 32);
-}
-
 template <int kPacks>
 __global__ void add_rms_norm_kernel(const bf16* x, const bf16* delta, const bf16* weight, float eps, int64_t size, bf16* sum,
                                     bf16* y, float* rstd) {
@@ -133,7 +128,7 @@ void with_packs(int64_t size, int threads, const Launch& launch) {
 
 void add_rms_norm_cuda(const void* x, const void* delta, const void* weight, float eps, int64_t rows, int64_t size, void* sum,
                        void* y, float* rstd, void* stream) {
-  const int threads = threads_for(size);
+  const int threads = threads_for_row(size);
   with_packs(size, threads, [&](auto packs) {
     add_rms_norm_kernel<packs.value><<<static_cast<unsigned>(rows), threads, 0, static_cast<cudaStream_t>(stream)>>>(
         static_cast<const bf16*>(x), static_cast<const bf16*>(delta), static_cast<const bf16*>(weight), eps, size,
@@ -144,7 +139,7 @@ void add_rms_norm_cuda(const void* x, const void* delta, const void* weight, flo
 
 void rms_norm_apply_cuda(const void* x, const void* weight, const float* rstd, int64_t rows, int64_t size, void* y,
                          void* stream) {
-  apply_kernel<<<static_cast<unsigned>(rows), threads_for(size), 0, static_cast<cudaStream_t>(stream)>>>(
+  apply_kernel<<<static_cast<unsigned>(rows), threads_for_row(size), 0, static_cast<cudaStream_t>(stream)>>>(
       static_cast<const bf16*>(x), static_cast<const bf16*>(weight), rstd, size, static_cast<bf16*>(y));
   check_launch("rms_norm_apply");
 }
@@ -156,7 +151,7 @@ int64_t rms_norm_backward_partials(int64_t rows) {
 
 void rms_norm_backward_cuda(const void* dy, const void* x, const void* weight, const float* rstd, const void* dresidual,
                             int64_t rows, int64_t size, void* dx, float* partial_weight_grad, void* stream) {
-  const int threads = threads_for(size);
+  const int threads = threads_for_row(size);
   with_packs(size, threads, [&](auto packs) {
     backward_kernel<packs.value>
         <<<static_cast<unsigned>(rms_norm_backward_partials(rows)), threads, 0, static_cast<cudaStream_t>(stream)>>>(

@@ -9,7 +9,7 @@ namespace headrace {
 namespace {
 
 AttentionCoreConfig core_config(const AttentionConfig& config) {
-  return {1.0 / std::sqrt(static_cast<double>(config.head_dim)), config.sliding_window};
+  return {1.0 / std::sqrt(static_cast<double>(config.head_dim)), config.sliding_window, config.deterministic};
 }
 
 }  // namespace

@@ -11,6 +11,7 @@ struct AttentionConfig {
   bool qk_norm = false;  // RMSNorm over head_dim on every query and key head, before RoPE
   double rms_norm_eps = 1e-6;
   int64_t sliding_window = 0;  // 0 = none
+  bool deterministic = false;  // take a backward that gives the same bits every time, where the fastest does not
   int64_t qkv_size() const { return (num_heads + 2 * num_key_value_heads) * head_dim; }
 };
 

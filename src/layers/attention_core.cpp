@@ -1,5 +1,6 @@
 #include "layers/attention_core.h"
 
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 
 #include <ATen/ops/_flash_attention_backward.h>
@@ -34,7 +35,8 @@ Path path_of(const at::Tensor& q, const TokenBatch& batch, const AttentionCoreCo
     if (!half || head_dim > 256) return Path::reference;
     // A window as long as the documents hides nothing.
     const bool windowed = config.sliding_window > 0 && config.sliding_window < batch.max_document_length;
-    return !windowed && head_dim <= 128 && head_dim % 8 == 0 && equally_long(batch) ? Path::cuda_cudnn : Path::cuda_flash;
+    if (windowed || config.deterministic || head_dim > 128 || head_dim % 8 != 0) return Path::cuda_flash;
+    return equally_long(batch) ? Path::cuda_cudnn : Path::cuda_flash;
   }
   return half || q.scalar_type() == at::kFloat || q.scalar_type() == at::kDouble ? Path::cpu_flash : Path::reference;
 }
@@ -126,9 +128,31 @@ AttentionCoreSaved flash_forward(const at::Tensor& q, const at::Tensor& k, const
   return {out, {lse}, rng_state, unused};
 }
 
+// FA2's backward asks libtorch's context whether it must repeat; nobody else shall.
+class DeterministicBackward {
+ public:
+  explicit DeterministicBackward(bool on) : on_(on), before_(at::globalContext().deterministicAlgorithms()) {
+    if (!on_) return;
+    fill_before_ = at::globalContext().deterministicFillUninitializedMemory();
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+    at::globalContext().setDeterministicFillUninitializedMemory(false);
+  }
+  ~DeterministicBackward() {
+    if (!on_) return;
+    at::globalContext().setDeterministicAlgorithms(before_, /*warn_only=*/false);
+    at::globalContext().setDeterministicFillUninitializedMemory(fill_before_);
+  }
+  DeterministicBackward(const DeterministicBackward&) = delete;
+  DeterministicBackward& operator=(const DeterministicBackward&) = delete;
+
+ private:
+  bool on_, before_, fill_before_ = true;
+};
+
 AttentionCoreGrads flash_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const AttentionCoreSaved& saved, const TokenBatch& batch, const AttentionCoreConfig& config) {
   const int64_t longest = batch.max_document_length;
+  const DeterministicBackward guard(config.deterministic);
   auto [dq, dk, dv] = at::_flash_attention_backward(
       dout, q, k, v, saved.out, saved.log_sum_exp[0], batch.cu_seqlens, batch.cu_seqlens, longest, longest, 0.0,
       /*is_causal=*/true, saved.rng_state, saved.unused, config.scale, window_left(config), window_right(config));

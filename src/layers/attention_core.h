@@ -17,6 +17,7 @@ namespace headrace {
 struct AttentionCoreConfig {
   double scale = 1.0;
   int64_t sliding_window = 0;  // keys a query sees including its own; 0 = no window
+  bool deterministic = false;  // cuDNN's and FA2's usual backwards add in no fixed order: take FA2's deterministic one
 };
 
 /// Kept for the backward beside q, k and v: the output and 4 bytes a token and head.

@@ -3,6 +3,10 @@
 #include <ATen/TensorOperators.h>
 
 #include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/sort.h>
+
+#include "kernels/cuda_launch.h"
+#include "kernels/embedding_cuda.h"
 
 namespace headrace {
 
@@ -18,6 +22,14 @@ void embedding_backward(const at::Tensor& dy, const at::Tensor& input_ids, const
     weight_grad.index_add_(0, input_ids, rows);
     return;
   }
+#ifdef HEADRACE_HAS_CUDA
+  if (fits_bf16_kernels(dy) && fits_bf16_kernels(weight_grad)) {
+    const auto [sorted_ids, positions] = at::sort(input_ids, /*stable=*/true, /*dim=*/0, /*descending=*/false);
+    embedding_backward_cuda(dy.const_data_ptr(), sorted_ids.const_data_ptr<int64_t>(), positions.const_data_ptr<int64_t>(),
+                            dy.size(0), dy.size(1), padding_idx, weight_grad.data_ptr(), current_stream(dy));
+    return;
+  }
+#endif
   // On a GPU index_add_ sums in no fixed order; this one sorts.
   weight_grad.add_(at::embedding_dense_backward(dy, input_ids, weight_grad.size(0), padding_idx, /*scale_grad_by_freq=*/false));
 }

@@ -13,8 +13,8 @@ at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& weight, const a
 at::Tensor linear_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& weight_grad,
                            const at::Tensor& bias_grad);
 
-/// The weight half of linear_backward alone.
+/// The weight half of linear_backward alone. With `overwrite`, both gradients are stored, not added.
 void linear_weight_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight_grad,
-                            const at::Tensor& bias_grad);
+                            const at::Tensor& bias_grad, bool overwrite = false);
 
 }  // namespace headrace

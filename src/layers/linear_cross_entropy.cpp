@@ -4,9 +4,12 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/logsumexp.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/nonzero_static.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+
+#include <utility>
 
 #include "kernels/cross_entropy_cuda.h"
 #include "kernels/cuda_launch.h"
@@ -54,8 +57,9 @@ LinearCrossEntropy over_chunks(const at::Tensor& h, const at::Tensor& weight, co
   result.loss_sum = at::zeros({}, h.options().dtype(at::kFloat));
   if (num_trained == 0) return result;
   const at::Tensor trained = at::nonzero_static(targets.ne(kNotTrained), num_trained).squeeze(1);
-  for (int64_t begin = 0; begin < num_trained; begin += settings.chunk_size) {
-    const at::Tensor positions = trained.narrow(0, begin, std::min(settings.chunk_size, num_trained - begin));
+  const int64_t chunk_size = settings.chunk_size > 0 ? settings.chunk_size : h.element_size() == 2 ? 4096 : 2048;
+  for (int64_t begin = 0; begin < num_trained; begin += chunk_size) {
+    const at::Tensor positions = trained.narrow(0, begin, std::min(chunk_size, num_trained - begin));
     const at::Tensor rows = h.index_select(0, positions);
     const ChunkLoss chunk =
         cross_entropy(linear_forward(rows, weight, {}), targets.index_select(0, positions), with_gradient, grad_scale);
@@ -75,13 +79,15 @@ LinearCrossEntropy linear_cross_entropy_forward(const at::Tensor& h, const at::T
 
 LinearCrossEntropy linear_cross_entropy_forward_backward(const at::Tensor& h, const at::Tensor& weight,
                                                          const at::Tensor& targets, int64_t num_trained, double grad_scale,
-                                                         const at::Tensor& weight_grad,
+                                                         const at::Tensor& weight_grad, bool overwrite,
                                                          const LinearCrossEntropySettings& settings) {
   at::Tensor dh = at::zeros_like(h);
+  if (overwrite && num_trained == 0 && weight_grad.defined()) weight_grad.zero_();
   LinearCrossEntropy result =
       over_chunks(h, weight, targets, num_trained, /*with_gradient=*/true, grad_scale, settings,
                   [&](const at::Tensor& rows, const at::Tensor& dlogits, const at::Tensor& positions) {
-                    dh.index_copy_(0, positions, linear_backward(dlogits, rows, weight, weight_grad, {}));
+                    linear_weight_backward(dlogits, rows, weight_grad, {}, std::exchange(overwrite, false));
+                    dh.index_copy_(0, positions, at::mm(dlogits, weight));
                   });
   result.dh = std::move(dh);
   return result;

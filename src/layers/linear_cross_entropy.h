@@ -9,7 +9,10 @@
 namespace headrace {
 
 struct LinearCrossEntropySettings {
-  int64_t chunk_size = 2048;  // tokens whose logits exist at a time: chunk_size * vocab_size * (dtype + 4) bytes
+  // Tokens whose logits exist at a time: chunk_size * vocab_size * element size bytes (on the plain path another 4 each). Each
+  // chunk costs one pass over weight_grad, so a chunk should be many times the hidden size's share of a GEMM's cost.
+  // 0: 4096 for 16-bit types, else 2048.
+  int64_t chunk_size = 0;
 };
 
 struct LinearCrossEntropy {
@@ -23,11 +26,12 @@ LinearCrossEntropy linear_cross_entropy_forward(const at::Tensor& h, const at::T
                                                 int64_t num_trained, const LinearCrossEntropySettings& settings = {});
 
 /// Loss and gradients of grad_scale * loss_sum in one pass: each chunk's logits are overwritten by their gradient, which goes
-/// into dh and, added, into weight_grad (undefined: not wanted). The loss is the last thing a forward does, so its gradient
-/// scale (1 / trained tokens of the whole step) is known by then and the logits need not be computed twice.
+/// into dh and, added, into weight_grad (undefined: not wanted). With `overwrite`, weight_grad is stored, whatever was there
+/// before (0 when nothing is trained). The loss is the last thing a forward does, so its gradient scale (1 / trained tokens of
+/// the whole step) is known by then and the logits need not be computed twice.
 LinearCrossEntropy linear_cross_entropy_forward_backward(const at::Tensor& h, const at::Tensor& weight,
                                                          const at::Tensor& targets, int64_t num_trained, double grad_scale,
-                                                         const at::Tensor& weight_grad,
+                                                         const at::Tensor& weight_grad, bool overwrite = false,
                                                          const LinearCrossEntropySettings& settings = {});
 
 }  // namespace headrace

@@ -21,23 +21,24 @@ MoeForward moe_forward_routed(const at::Tensor& x, MoeSaved saved, const MoeTens
   return {std::move(y), std::move(saved)};
 }
 
-at::Tensor moe_backward(const at::Tensor& dy, const at::Tensor& balance_grad, const at::Tensor& x, const MoeSaved& saved,
+at::Tensor moe_backward(const at::Tensor& dy, const at::Tensor& balance_grad, const at::Tensor& x, MoeSaved saved,
                         const MoeConfig& config, const MoeTensors& weights, const MoeTensors& grads, bool overwrite_experts) {
   const DispatchPlan& plan = saved.plan;
-  const at::Tensor x_rows = dispatch(x, plan);
-  const at::Tensor gate_up = saved.gate_up.defined() ? saved.gate_up : grouped_linear_forward(x_rows, weights.gate_up, plan);
-  const at::Tensor dout = dispatch(dy, plan);  // gradient of y, not yet weighted
-
+  // Of the three wide row tensors (dispatched x, dispatched dy, the rows of dx) only one lives at a time.
+  if (!saved.gate_up.defined()) saved.gate_up = grouped_linear_forward(dispatch(x, plan), weights.gate_up, plan);
+  at::Tensor dout = dispatch(dy, plan);  // gradient of y, not yet weighted
   // The routing weight's gradient is <dy, expert output> = <dA', A>: no expert output needed.
-  WeightedSwigluBackward inner =
-      swiglu_backward_weighted(grouped_linear_input_backward(dout, weights.down, plan), gate_up, saved.routing.weights, plan);
+  WeightedSwigluBackward inner = swiglu_backward_weighted(grouped_linear_input_backward(dout, weights.down, plan),
+                                                          std::move(saved.gate_up), saved.routing.weights, plan);
   if (grads.down.defined()) grouped_linear_weight_backward(dout, inner.scaled_activation, grads.down, plan, overwrite_experts);
-  inner.scaled_activation.reset();
-  if (grads.gate_up.defined()) grouped_linear_weight_backward(inner.dgate_up, x_rows, grads.gate_up, plan, overwrite_experts);
-
-  at::Tensor dx = combine(grouped_linear_input_backward(inner.dgate_up, weights.gate_up, plan), {}, plan);
-  dx.add_(router_backward(inner.dweights, balance_grad, x, saved.routing, weights.router, grads.router, config.router));
-  return dx;
+  dout.reset(), inner.scaled_activation.reset();
+  if (grads.gate_up.defined())
+    grouped_linear_weight_backward(inner.dgate_up, dispatch(x, plan), grads.gate_up, plan, overwrite_experts);
+  const at::Tensor dx_rows = grouped_linear_input_backward(inner.dgate_up, weights.gate_up, plan);
+  inner.dgate_up.reset();
+  const at::Tensor dx_router =
+      router_backward(inner.dweights, balance_grad, x, saved.routing, weights.router, grads.router, config.router);
+  return combine(dx_rows, {}, plan, dx_router);
 }
 
 }  // namespace headrace

@@ -42,9 +42,9 @@ MoeForward moe_forward(const at::Tensor& x, const MoeConfig& config, const MoeTe
 /// The same with the routing of an earlier forward, for recomputation.
 MoeForward moe_forward_routed(const at::Tensor& x, MoeSaved routed, const MoeTensors& weights);
 
-/// Adds to grads and returns dx. balance_grad: see router_backward. With `overwrite_experts`, the gradients of gate_up and down
-/// are stored, not added.
-at::Tensor moe_backward(const at::Tensor& dy, const at::Tensor& balance_grad, const at::Tensor& x, const MoeSaved& saved,
+/// Adds to grads and returns dx. balance_grad: see router_backward. saved.gate_up's memory is used up. With
+/// `overwrite_experts`, the gradients of gate_up and down are stored, not added.
+at::Tensor moe_backward(const at::Tensor& dy, const at::Tensor& balance_grad, const at::Tensor& x, MoeSaved saved,
                         const MoeConfig& config, const MoeTensors& weights, const MoeTensors& grads,
                         bool overwrite_experts = false);
 

@@ -50,16 +50,16 @@ at::Tensor swiglu_backward(const at::Tensor& da, const at::Tensor& gate_up) {
   return grad;
 }
 
-WeightedSwigluBackward swiglu_backward_weighted(const at::Tensor& dactivation, const at::Tensor& gate_up,
-                                                const at::Tensor& weights, const DispatchPlan& plan) {
+WeightedSwigluBackward swiglu_backward_weighted(at::Tensor dactivation, at::Tensor gate_up, const at::Tensor& weights,
+                                                const DispatchPlan& plan) {
 #ifdef HEADRACE_HAS_CUDA
   if (takes_kernel(gate_up) && fits_bf16_kernels(dactivation)) {
     const int64_t width = gate_up.size(1) / 2;
-    WeightedSwigluBackward result{at::empty_like(gate_up), empty_rows(gate_up, width), at::empty_like(weights)};
+    at::Tensor dweights = at::empty_like(weights);
     swiglu_backward_cuda(dactivation.const_data_ptr(), gate_up.const_data_ptr(), weights.const_data_ptr<float>(),
-                         plan.pair_of_row.const_data_ptr<int64_t>(), gate_up.size(0), width, result.dgate_up.data_ptr(),
-                         result.scaled_activation.data_ptr(), result.dweights.data_ptr<float>(), current_stream(gate_up));
-    return result;
+                         plan.pair_of_row.const_data_ptr<int64_t>(), gate_up.size(0), width, gate_up.data_ptr(),
+                         dactivation.data_ptr(), dweights.data_ptr<float>(), current_stream(gate_up));
+    return {std::move(gate_up), std::move(dactivation), std::move(dweights)};
   }
 #endif
   const at::Tensor activation = swiglu_forward(gate_up);

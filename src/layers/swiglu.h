@@ -14,7 +14,7 @@ at::Tensor swiglu_forward(const at::Tensor& gate_up);
 /// Gradient of gate_up for the gradient da [rows, width] of a.
 at::Tensor swiglu_backward(const at::Tensor& da, const at::Tensor& gate_up);
 
-/// The experts' backward in one pass. Row r serves the pair plan.pair_of_row[r] with routing weight s; dactivation [rows,
+/// The experts' backward in one pass; dactivation and gate_up are used up (their memory may hold the results). Row r serves the pair plan.pair_of_row[r] with routing weight s; dactivation [rows,
 /// width] is the gradient of the activation a before the weight: the block's output gradient times the down projection.
 struct WeightedSwigluBackward {
   at::Tensor dgate_up;           // [rows, 2 * width], gradient for s * dactivation
@@ -22,7 +22,7 @@ struct WeightedSwigluBackward {
   at::Tensor dweights;           // [num_tokens, top_k] float32 = <dactivation, a>, gradient of the routing weights
 };
 /// weights [num_tokens, top_k] float32.
-WeightedSwigluBackward swiglu_backward_weighted(const at::Tensor& dactivation, const at::Tensor& gate_up,
-                                                const at::Tensor& weights, const DispatchPlan& plan);
+WeightedSwigluBackward swiglu_backward_weighted(at::Tensor dactivation, at::Tensor gate_up, const at::Tensor& weights,
+                                                const DispatchPlan& plan);
 
 }  // namespace headrace

@@ -12,7 +12,7 @@ TEST(LinearCrossEntropy, MatchesAutogradForEveryChunkSize) {
   const auto expected = reference_gradients(loss * 0.125, at::ones({}), {h, w});
   for (const int64_t chunk : {1, 3, 8, 100}) {
     const at::Tensor dw = at::ones({17, 6});
-    const auto result = linear_cross_entropy_forward_backward(h.detach(), w.detach(), targets, 8, 0.125, dw, {chunk});
+    const auto result = linear_cross_entropy_forward_backward(h.detach(), w.detach(), targets, 8, 0.125, dw, false, {chunk});
     EXPECT_LT(relative_error(result.loss_sum, loss), kTolerance);
     EXPECT_LT(relative_error(result.dh, expected[0]), kTolerance);
     EXPECT_LT(relative_error(dw - 1.0, expected[1]), kTolerance);
