@@ -7,9 +7,12 @@
 // benchmarks/compare.
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/full_like.h>
+#include <ATen/ops/bincount.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/tensor.h>
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -26,8 +29,10 @@ namespace headrace {
 namespace {
 
 struct Options {
-  std::string shapes = HEADRACE_SHAPES, shape = "tiny_qwen3_moe", dtype = "float32", recompute = "none", device = "auto";
-  int64_t layers = 0, micro_batch = 1, seq = 512, warmup = 2, steps = 5, threads = 0;
+  std::string shapes = HEADRACE_SHAPES, shape = "tiny_qwen3_moe", dtype = "float32", recompute = "none", device = "auto",
+              routing = "model";
+  int64_t layers = 0, micro_batch = 1, seq = 512, documents = 0, warmup = 2, steps = 5, threads = 0;
+  bool fused_backward = false;
   uint64_t seed = 0;
 };
 
@@ -42,22 +47,73 @@ double median(std::vector<double> values) {
   return values.at(values.size() / 2);
 }
 
-// micro_batch rows of seq random tokens, each a document; every position but the last of a row is trained, as labels =
-// input_ids gives.
+// Lengths of the documents of all rows: whole rows, or about `documents` tokens each. The same numbers in the peer
+// (document_lengths in benchmarks/peers/transformers_v5.py): quantiles of the exponential distribution in a scattered order.
+std::vector<int64_t> document_lengths(const Options& options) {
+  if (options.documents == 0) return std::vector<int64_t>(static_cast<std::size_t>(options.micro_batch), options.seq);
+  std::vector<int64_t> lengths;
+  double u = 0;
+  for (int64_t row = 0; row < options.micro_batch; ++row) {
+    for (int64_t left = options.seq; left > 0; left -= lengths.back()) {
+      u = std::fmod(u + 0.6180339887498949, 1.0);
+      const auto length = static_cast<int64_t>(-static_cast<double>(options.documents) * std::log(1.0 - u));
+      lengths.push_back(std::clamp<int64_t>(length, 2, std::max<int64_t>(left, 2)));
+      if (left - lengths.back() == 1) ++lengths.back();  // a document of one token trains nothing
+    }
+  }
+  return lengths;
+}
+
+// Random tokens; every position but the last of a document is trained, as labels = input_ids gives.
 TokenBatch random_batch(const Options& options, int64_t vocab_size) {
   TokenBatch batch;
   const int64_t tokens = options.micro_batch * options.seq;
   batch.input_ids = at::randint(vocab_size, {tokens}, at::kLong);
-  const at::Tensor rows = batch.input_ids.view({options.micro_batch, options.seq});
-  at::Tensor targets = at::full_like(rows, -100);
-  targets.narrow(1, 0, options.seq - 1).copy_(rows.narrow(1, 1, options.seq - 1));
-  batch.targets = targets.view({tokens});
-  batch.position_ids = at::arange(options.seq, at::kLong).repeat({options.micro_batch});
-  batch.cu_seqlens = at::arange(0, tokens + 1, options.seq, at::kInt);
-  for (int64_t row = 0; row <= options.micro_batch; ++row) batch.document_bounds.push_back(row * options.seq);
-  batch.max_document_length = options.seq;
-  batch.num_trained_tokens = options.micro_batch * (options.seq - 1);
+  batch.targets = batch.input_ids.roll(-1);
+  batch.document_bounds = {0};
+  std::vector<at::Tensor> positions;
+  for (const int64_t length : document_lengths(options)) {
+    batch.document_bounds.push_back(batch.document_bounds.back() + length);
+    batch.max_document_length = std::max(batch.max_document_length, length);
+    batch.targets[batch.document_bounds.back() - 1] = -100;
+    batch.num_trained_tokens += length - 1;
+    positions.push_back(at::arange(length, at::kLong));
+  }
+  batch.position_ids = at::cat(positions);
+  batch.cu_seqlens = at::tensor(batch.document_bounds, at::kLong).to(at::kInt);
   return batch;
+}
+
+// Multiplies the router's rows by a ramp that makes the busiest of 128 experts get 4 times the mean; as the peer does.
+void skew_routing(const Decoder& decoder) {
+  for (const ParameterInfo& info : decoder.parameters().layout().entries()) {
+    if (!info.name.ends_with("mlp.gate.weight")) continue;
+    const at::Tensor weight = decoder.parameters().weight(info.name);
+    const auto experts = static_cast<double>(weight.size(0));
+    const at::Tensor ramp = at::arange(weight.size(0), weight.options().dtype(at::kFloat)).div(experts - 1.0).pow(8);
+    weight.mul_(ramp.mul(1.75).add(1.0).unsqueeze(1).to(weight.scalar_type()));
+  }
+}
+
+// Rows of the busiest expert over the mean, the mean of all layers, on the batch's first tokens. 0 without experts.
+double busiest_over_mean(const Decoder& decoder, const TokenBatch& batch) {
+  if (decoder.spec().num_experts() == 0) return 0;
+  const int64_t tokens = batch.document_bounds.at(1);
+  TokenBatch first;
+  first.input_ids = batch.input_ids.narrow(0, 0, tokens), first.targets = batch.targets.narrow(0, 0, tokens);
+  first.position_ids = batch.position_ids.narrow(0, 0, tokens), first.cu_seqlens = batch.cu_seqlens.narrow(0, 0, 2);
+  first.document_bounds = {0, tokens}, first.max_document_length = tokens;
+  std::vector<at::Tensor> router_logits;
+  decoder.logits(first, &router_logits);
+  double sum = 0, layers = 0;
+  for (std::size_t n = 0; n < decoder.spec().layers.size(); ++n) {
+    if (!decoder.spec().layers[n].is_moe()) continue;
+    const at::Tensor ids = std::get<1>(router_logits.at(static_cast<std::size_t>(layers)).topk(decoder.spec().layers[n].moe().router.top_k));
+    const at::Tensor counts = at::bincount(ids.flatten(), {}, decoder.spec().num_experts()).to(at::kDouble);
+    sum += (counts.max() / counts.mean()).item<double>();
+    layers += 1;
+  }
+  return sum / layers;
 }
 
 void run(const Options& options) {
@@ -70,7 +126,7 @@ void run(const Options& options) {
   at::manual_seed(options.seed);
   Decoder decoder(spec, scalar_type_of(options.dtype, "--dtype"), world.device);
   initialize_parameters(decoder.spec(), decoder.parameters());
-  decoder.parameters().allocate_gradients();
+  if (options.routing == "skewed") skew_routing(decoder);
   OptimizerSection settings;
   settings.max_grad_norm = 0;
   AdamW optimizer = make_optimizer(decoder, settings, options.seed);
@@ -78,6 +134,9 @@ void run(const Options& options) {
   const Recompute recompute = options.recompute == "full"        ? Recompute::full
                               : options.recompute == "selective" ? Recompute::selective
                                                                  : Recompute::none;
+  const double busiest = busiest_over_mean(decoder, batch);
+  if (!options.fused_backward) decoder.parameters().allocate_gradients();
+  release_cached_memory(world.device);
   reset_peak_memory(world.device);
 
   double loss = 0, forward_ms = 0, backward_ms = 0, optimizer_ms = 0;
@@ -86,9 +145,16 @@ void run(const Options& options) {
       if (phases) synchronize_device(world.device);
       return Clock::now();
     };
-    decoder.parameters().zero_gradients(/*experts=*/false);
+    if (!options.fused_backward) decoder.parameters().zero_added_gradients(decoder.parameters().flat_grad());
     auto begin = now();
+    optimizer.begin_step(1e-5);
     DecoderRun decoder_run;
+    if (options.fused_backward) {
+      decoder_run.apply_gradients = [&](const FlatBuffer& gradients) {
+        const at::Tensor scale = optimizer.gradient_scale(optimizer.gradient_norm(gradients.elements));
+        optimizer.update(decoder.parameters().flat(), gradients.elements, gradients.begin, scale);
+      };
+    }
     decoder_run.recompute = recompute;
     decoder_run.first_micro_batch = true;
     decoder_run.grad_scale = 1.0 / static_cast<double>(batch.num_trained_tokens);
@@ -101,7 +167,10 @@ void run(const Options& options) {
     const StepLoss step_loss = decoder.forward_backward(batch, decoder_run);
     if (phases) synchronize_device(world.device), backward_ms = milliseconds_since(begin);
     begin = now();
-    optimizer.step(decoder.parameters().flat(), decoder.parameters().flat_grad(), step_loss.loss_sum, 1e-5);
+    if (!options.fused_backward) {
+      optimizer.update(decoder.parameters().flat(), decoder.parameters().flat_grad(), 0,
+                       optimizer.gradient_scale(step_loss.loss_sum));
+    }
     if (phases) synchronize_device(world.device), optimizer_ms = milliseconds_since(begin);
     return step_loss.loss_sum;
   };
@@ -137,8 +206,11 @@ void run(const Options& options) {
                      {"seq", options.seq},
                      {"dtype", options.dtype},
                      {"recompute", options.recompute},
-                     {"fused_backward", false},
-                     {"routing", "model"},
+                     {"fused_backward", options.fused_backward},
+                     {"routing", options.routing},
+                     {"busiest_over_mean", rounded(busiest, 2)},
+                     {"num_documents", static_cast<int64_t>(batch.document_bounds.size()) - 1},
+                     {"num_trained_tokens", batch.num_trained_tokens},
                      {"tokens_per_s_per_gpu", std::lround(static_cast<double>(batch.num_tokens()) / median(whole) * 1000.0)},
                      {"step_ms", rounded(median(whole), 2)},
                      {"fwd_ms", rounded(median(forward), 2)},
@@ -164,6 +236,10 @@ int main(int argc, char** argv) {
   app.add_option("--seq", options.seq, "tokens a row");
   app.add_option("--dtype", options.dtype, "float32 | bfloat16");
   app.add_option("--recompute", options.recompute, "none | selective | full");
+  app.add_option("--routing", options.routing, "model: the router as initialised | skewed: its busiest expert gets 4x the mean")
+      ->check(CLI::IsMember({"model", "skewed"}));
+  app.add_option("--documents", options.documents, "mean tokens of the documents packed into a row; 0 = a document a row");
+  app.add_flag("--fused-backward", options.fused_backward, "apply each layer's gradients during the backward");
   app.add_option("--device", options.device, "auto | cpu | cuda");
   app.add_option("--threads", options.threads, "CPU threads; 0 = all");
   app.add_option("--warmup", options.warmup, "untimed steps");
