@@ -53,6 +53,8 @@ struct OptimizerSection {
   double weight_decay = 0.0;                 // on matrices and embeddings, not on norms and biases (as transformers' Trainer)
   double max_grad_norm = 1.0;                // 0 turns clipping off
   std::string stochastic_rounding = "auto";  // auto: on when the weights are bfloat16 | true | false
+  bool master_weights = false;               // keep bfloat16 weights exactly in float32 (2 more bytes a parameter)
+  bool fused_backward = false;  // apply each layer's gradients as soon as they are final; a full set never exists
   bool operator==(const OptimizerSection&) const = default;
 };
 
@@ -93,6 +95,7 @@ struct Recipe {
   int64_t num_threads = 0;      // CPU threads; 0 = all cores
   uint64_t seed = 42;
   bool shuffle = true;
+  bool deterministic = false;      // on a GPU too, the same run gives the same bits (slower attention backward)
   std::string nonfinite = "stop";  // a step whose loss or gradient norm is not finite: stop | skip
   bool operator==(const Recipe&) const = default;
 };

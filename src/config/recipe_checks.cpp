@@ -63,12 +63,26 @@ void check_schedule(const Recipe& recipe, const std::string& origin) {
           origin, schedule.min_lr, recipe.optimizer.lr);
 }
 
+// A gradient that is applied at once can neither wait for others of its step nor for the global norm.
+void check_fused_backward(const Recipe& recipe, const std::string& origin) {
+  if (!recipe.optimizer.fused_backward) return;
+  require(recipe.optimizer.max_grad_norm == 0,
+          "{}: optimizer.fused_backward updates each layer before the global gradient norm is known, but optimizer.max_grad_norm "
+          "is {}; set max_grad_norm to 0, or leave fused_backward out",
+          origin, recipe.optimizer.max_grad_norm);
+  require(recipe.nonfinite == "stop",
+          "{}: optimizer.fused_backward finds a gradient that is not finite after other layers were updated, so such a step "
+          "cannot be skipped; set nonfinite to stop, or leave fused_backward out",
+          origin);
+}
+
 }  // namespace
 
 void check_recipe(const Recipe& recipe, const std::string& origin) {
   check_data(recipe, origin);
   check_steps(recipe.step_scheduler, origin);
   check_schedule(recipe, origin);
+  check_fused_backward(recipe, origin);
 }
 
 Recipe resolve_for_world(Recipe recipe, int64_t world_size) {
@@ -89,6 +103,10 @@ Recipe resolve_for_world(Recipe recipe, int64_t world_size) {
           "step_scheduler.global_batch_size is {}, but it must be a multiple of local_batch_size ({}) times {} ranks; try {}",
           steps.global_batch_size, steps.local_batch_size, world_size,
           (steps.global_batch_size / rows_at_once + 1) * rows_at_once);
+  require(!recipe.optimizer.fused_backward || steps.global_batch_size == rows_at_once,
+          "optimizer.fused_backward cannot accumulate gradients, but step_scheduler.global_batch_size ({}) is {} times "
+          "local_batch_size ({}) times {} ranks; make them equal, or leave fused_backward out",
+          steps.global_batch_size, steps.global_batch_size / rows_at_once, steps.local_batch_size, world_size);
   require(world_size % recipe.distributed.ep_size == 0,
           "distributed.ep_size is {}, but it must divide the number of ranks ({})", recipe.distributed.ep_size, world_size);
   return recipe;

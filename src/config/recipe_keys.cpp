@@ -125,6 +125,12 @@ std::vector<RecipeKey> make_table() {
       {"optimizer.stochastic_rounding", section_field<kOptimizer, &O::stochastic_rounding>,
        one_of({{"auto", {}}, {"true", {}}, {"false", {}}}), "Round updates of bfloat16 weights stochastically; auto: when the weights are bfloat16.",
        {"stochastic_rounding"}},
+      {"optimizer.master_weights", section_field<kOptimizer, &O::master_weights>, any(),
+       "Keep exact float32 weights behind bfloat16 ones: 2 more bytes a parameter; checkpoints of the model stay bfloat16.",
+       {"master_weights"}},
+      {"optimizer.fused_backward", section_field<kOptimizer, &O::fused_backward>, any(),
+       "Update each layer during the backward and forget its gradients: less memory, no accumulation, no clipping.",
+       {"fused_backward", "optimizer_in_bwd"}},
 
       {"lr_scheduler.type", section_field<kSchedule, &L::type>,
        one_of({{"linear", {}}, {"cosine", {"cosine_with_min_lr"}}, {"constant", {}}, {"constant_with_warmup", {}}}),
@@ -160,6 +166,9 @@ std::vector<RecipeKey> make_table() {
       {"num_threads", field<&Recipe::num_threads>, at_least(0), "CPU threads of a process; 0 is all cores.", {}},
       {"seed", field<&Recipe::seed>, at_least(0), "Seed of the data order and of stochastic rounding.", {"rng.seed"}},
       {"shuffle", field<&Recipe::shuffle>, any(), "New order of the documents in every epoch.", {}},
+      {"deterministic", field<&Recipe::deterministic>, any(),
+       "Same bits from the same run on a GPU too, by a slower attention backward; on CPUs results always repeat.",
+       {"full_determinism"}},
       {"nonfinite", field<&Recipe::nonfinite>, one_of({{"stop", {}}, {"skip", {}}}),
        "What to do with a step whose loss or gradient norm is not finite.", {}},
   };

@@ -1,6 +1,7 @@
 #include "models/decoder.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 
@@ -101,14 +102,13 @@ at::Tensor layer_backward(const Context& context, const LayerSpec& layer, const 
   const at::Tensor x = rms_norm_apply(saved.x_mid, weights.post_attention_norm, saved.post_attention_norm);
   at::Tensor dx;
   if (layer.is_moe()) {
-    dx = moe_backward(dy, balance_grad, x, saved.moe, layer.moe(), std::get<MoeTensors>(weights.feed_forward),
+    dx = moe_backward(dy, balance_grad, x, std::move(saved.moe), layer.moe(), std::get<MoeTensors>(weights.feed_forward),
                       std::get<MoeTensors>(grads.feed_forward), overwrite_experts);
   } else {
     const auto& mlp = std::get<MlpTensors>(weights.feed_forward);
     if (!saved.mlp.gate_up.defined()) saved.mlp.gate_up = linear_forward(x, mlp.gate_up, mlp.gate_up_bias);
     dx = mlp_backward(dy, x, saved.mlp, mlp, std::get<MlpTensors>(grads.feed_forward));
   }
-  saved.moe.gate_up.reset();
   saved.mlp.gate_up.reset();
   const at::Tensor dx_mid = rms_norm_backward(dx, saved.x_mid, weights.post_attention_norm, saved.post_attention_norm,
                                               grads.post_attention_norm, /*dresidual=*/dy);
@@ -135,11 +135,23 @@ at::Tensor forward_only(const Context& context, const DecoderTensors& weights, c
 Decoder::Decoder(DecoderSpec spec, at::ScalarType dtype, at::Device device)
     : spec_(std::move(spec)),
       parameters_(decoder_layout(spec_), dtype, device),
-      weights_(decoder_tensors(spec_, parameters_, parameters_.flat())) {}
+      weights_(decoder_weights(spec_, parameters_)),
+      stages_(decoder_stages(spec_, parameters_.layout())) {}
+
+// All gradients there are, or new memory for one stage.
+FlatBuffer Decoder::open_gradients(FlatRange stage, const DecoderRun& run) const {
+  if (!run.apply_gradients) return parameters_.flat_grad();
+  FlatBuffer gradients(at::empty({stage.size()}, parameters_.flat().options()), stage.begin);
+  parameters_.zero_added_gradients(gradients);
+  return gradients;
+}
 
 StepLoss Decoder::forward_backward(const TokenBatch& batch, const DecoderRun& run) {
-  parameters_.allocate_gradients();
-  const DecoderTensors grads = decoder_tensors(spec_, parameters_, parameters_.flat_grad());
+  check_argument(!run.apply_gradients || run.first_micro_batch, "gradients of several micro-batches cannot be applied one by one");
+  if (!run.apply_gradients) parameters_.allocate_gradients();
+  const auto finished = [&](const FlatBuffer& gradients) {
+    if (run.apply_gradients) run.apply_gradients(gradients);
+  };
   const Context context = make_context(spec_, batch, dtype());
   BalanceLoss balance(spec_.num_experts());
   std::vector<LayerSaved> saved(spec_.layers.size());
@@ -154,8 +166,15 @@ StepLoss Decoder::forward_backward(const TokenBatch& batch, const DecoderRun& ru
     drop_recomputable(saved[n], run.recompute);
   }
   AddNormForward last = add_rms_norm_forward(residual, delta, weights_.final_norm, spec_.rms_norm_eps);
-  LinearCrossEntropy head = linear_cross_entropy_forward_backward(last.y, weights_.lm_head, batch.targets,
-                                                                  batch.num_trained_tokens, run.grad_scale, grads.lm_head);
+  residual.reset(), delta.reset();
+  // A tied output head is the embedding: its gradient waits for the look-ups' part.
+  std::optional<FlatBuffer> embedding_grads, head_grads = open_gradients(stages_.head, run);
+  if (spec_.tie_word_embeddings) embedding_grads = open_gradients(stages_.embedding, run);
+  LinearCrossEntropy head = linear_cross_entropy_forward_backward(
+      last.y, weights_.lm_head, batch.targets, batch.num_trained_tokens, run.grad_scale,
+      spec_.tie_word_embeddings ? parameters_.view(*embedding_grads, "model.embed_tokens.weight")
+                                : parameters_.view(*head_grads, "lm_head.weight"),
+      run.first_micro_batch);
   StepLoss loss{head.loss_sum, {}};
   at::Tensor balance_grad;
   if (spec_.output_router_logits) {
@@ -165,13 +184,20 @@ StepLoss Decoder::forward_backward(const TokenBatch& batch, const DecoderRun& ru
 
   run.after_forward();
 
-  at::Tensor dx = rms_norm_backward(head.dh, last.sum, weights_.final_norm, last.saved, grads.final_norm);
-  head.dh.reset();
+  at::Tensor dx = rms_norm_backward(head.dh, last.sum, weights_.final_norm, last.saved,
+                                    parameters_.view(*head_grads, "model.norm.weight"));
+  head.dh.reset(), last = {};
+  finished(*head_grads);
+  head_grads.reset();
   for (std::size_t n = saved.size(); n-- > 0;) {
-    dx = layer_backward(context, spec_.layers[n], weights_.layers[n], grads.layers[n], std::move(saved[n]), dx, balance_grad,
-                        run.first_micro_batch);
+    const FlatBuffer grads = open_gradients(stages_.layers[n], run);
+    dx = layer_backward(context, spec_.layers[n], weights_.layers[n], layer_tensors(spec_, n, parameters_, grads),
+                        std::move(saved[n]), dx, balance_grad, run.first_micro_batch);
+    finished(grads);
   }
-  embedding_backward(dx, batch.input_ids, grads.embedding, spec_.padding_idx);
+  if (!embedding_grads) embedding_grads = open_gradients(stages_.embedding, run);
+  embedding_backward(dx, batch.input_ids, parameters_.view(*embedding_grads, "model.embed_tokens.weight"), spec_.padding_idx);
+  finished(*embedding_grads);
   return loss;
 }
 

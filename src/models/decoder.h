@@ -44,8 +44,18 @@ struct DecoderTensors {
 /// The parameters of a spec under their transformers names, in layer order. Adjacent: q, k, v; gate, up.
 ParameterLayout decoder_layout(const DecoderSpec& spec);
 
-/// Views of `buffer` (parameters.flat() or flat_grad()); all undefined when the buffer is.
-DecoderTensors decoder_tensors(const DecoderSpec& spec, const Parameters& parameters, const at::Tensor& buffer);
+/// Stretches of the layout whose gradients become final together, the head first, then the layers from last to first, the
+/// embedding last. Together they are the whole layout.
+struct DecoderStages {
+  FlatRange embedding;
+  std::vector<FlatRange> layers;
+  FlatRange head;  // final norm, and the output head unless tied
+};
+DecoderStages decoder_stages(const DecoderSpec& spec, const ParameterLayout& layout);
+
+/// Layer n's views of `buffer`, which holds at least that layer; all undefined when the buffer is.
+LayerTensors layer_tensors(const DecoderSpec& spec, std::size_t n, const Parameters& parameters, const FlatBuffer& buffer);
+DecoderTensors decoder_weights(const DecoderSpec& spec, const Parameters& parameters);
 
 /// Normal(0, initializer_range) for matrices, 1 for norms, 0 for biases and the padding row; drawn on the parameters' device
 /// from `generator` (undefined: the device's default one).
@@ -61,7 +71,10 @@ struct DecoderRun {
   Recompute recompute = Recompute::none;
   double grad_scale = 1.0;         // gradients are those of grad_scale * loss_sum + balance_scale * coefficient * balance_loss
   double balance_scale = 1.0;      // this micro-batch's share of the step
-  bool first_micro_batch = false;  // of a step: expert gradients are stored, not added, and need not have been zeroed
+  bool first_micro_batch = false;  // of a step: gradients with ParameterInfo::stored_first are stored, not added
+  /// When set, no full set of gradients exists: each stage's are made in memory of their own, given to this function as soon
+  /// as they are final, and forgotten. The function may change the weights of that stage. Needs first_micro_batch.
+  std::function<void(const FlatBuffer& gradients)> apply_gradients;
   std::function<void()> after_forward = [] {};  // called between forward (loss head included) and backward; for measurements
 };
 
@@ -75,7 +88,8 @@ class Decoder {
   at::Device device() const { return parameters_.flat().device(); }
   at::ScalarType dtype() const { return parameters_.flat().scalar_type(); }
 
-  /// Forward and backward of one micro-batch; gradients are added to parameters().flat_grad(). The batch is on this device.
+  /// Forward and backward of one micro-batch; gradients are added to parameters().flat_grad(), or go to run.apply_gradients.
+  /// The batch is on this device.
   StepLoss forward_backward(const TokenBatch& batch, const DecoderRun& run);
   /// Losses alone.
   StepLoss evaluate(const TokenBatch& batch) const;
@@ -83,9 +97,12 @@ class Decoder {
   at::Tensor logits(const TokenBatch& batch, std::vector<at::Tensor>* router_logits = nullptr) const;
 
  private:
+  FlatBuffer open_gradients(FlatRange stage, const DecoderRun& run) const;
+
   DecoderSpec spec_;
   Parameters parameters_;
   DecoderTensors weights_;
+  DecoderStages stages_;
 };
 
 }  // namespace headrace

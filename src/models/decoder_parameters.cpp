@@ -42,8 +42,10 @@ void add_mlp(LayoutBuilder& builder, const std::string& prefix, const MlpConfig&
 void add_moe(LayoutBuilder& builder, const std::string& prefix, const MoeConfig& config) {
   const int64_t h = config.hidden_size, i = config.moe_intermediate_size, e = config.router.num_experts;
   builder.matrix(prefix + "gate.weight", {e, h});
-  builder.group({{prefix + "experts.gate_up_proj", {e, 2 * i, h}, /*decay=*/true, /*expert=*/true}});
-  builder.group({{prefix + "experts.down_proj", {e, h, i}, /*decay=*/true, /*expert=*/true}});
+  for (const auto& [name, shape] : {std::pair<std::string, std::vector<int64_t>>{"experts.gate_up_proj", {e, 2 * i, h}},
+                                    {"experts.down_proj", {e, h, i}}}) {
+    builder.group({{prefix + name, shape, /*decay=*/true, /*expert=*/true, /*stored_first=*/true}});
+  }
 }
 
 }  // namespace
@@ -57,7 +59,12 @@ int64_t DecoderSpec::num_experts() const {
 
 ParameterLayout decoder_layout(const DecoderSpec& spec) {
   LayoutBuilder builder;
-  builder.matrix("model.embed_tokens.weight", {spec.vocab_size, spec.hidden_size});
+  // The output head's gradient is the first of a backward; a tied embedding's look-ups are added to it last.
+  builder.group({{"model.embed_tokens.weight",
+                  {spec.vocab_size, spec.hidden_size},
+                  /*decay=*/true,
+                  /*expert=*/false,
+                  /*stored_first=*/spec.tie_word_embeddings}});
   for (std::size_t n = 0; n < spec.layers.size(); ++n) {
     const LayerSpec& layer = spec.layers[n];
     const std::string prefix = layer_prefix(n);
@@ -71,43 +78,62 @@ ParameterLayout decoder_layout(const DecoderSpec& spec) {
     }
   }
   builder.vector("model.norm.weight", spec.hidden_size);
-  if (!spec.tie_word_embeddings) builder.matrix("lm_head.weight", {spec.vocab_size, spec.hidden_size});
+  if (!spec.tie_word_embeddings) {
+    builder.group({{"lm_head.weight", {spec.vocab_size, spec.hidden_size}, true, /*expert=*/false, /*stored_first=*/true}});
+  }
   return std::move(builder.layout);
 }
 
-DecoderTensors decoder_tensors(const DecoderSpec& spec, const Parameters& parameters, const at::Tensor& buffer) {
+DecoderStages decoder_stages(const DecoderSpec& spec, const ParameterLayout& layout) {
+  DecoderStages stages;
+  int64_t begin = 0;
+  const auto until = [&](int64_t end) { return FlatRange{std::exchange(begin, end), end}; };
+  for (std::size_t n = 0; n < spec.layers.size(); ++n) {
+    const FlatRange before = until(layout.find(layer_prefix(n) + "input_layernorm.weight").offset);
+    (n == 0 ? stages.embedding : stages.layers.emplace_back()) = before;
+  }
+  stages.layers.push_back(until(layout.find("model.norm.weight").offset));
+  stages.head = until(layout.size());
+  return stages;
+}
+
+LayerTensors layer_tensors(const DecoderSpec& spec, std::size_t n, const Parameters& parameters, const FlatBuffer& buffer) {
   const auto one = [&](const std::string& name) { return parameters.view(buffer, name); };
   const auto optional = [&](bool present, const std::string& name) { return present ? one(name) : at::Tensor(); };
   const auto joined = [&](const std::vector<std::string>& names) { return parameters.joined(buffer, names); };
+  const LayerSpec& layer = spec.layers[n];
+  const std::string prefix = layer_prefix(n), attn = prefix + "self_attn.", mlp = prefix + "mlp.";
+  LayerTensors t;
+  t.input_norm = one(prefix + "input_layernorm.weight");
+  t.post_attention_norm = one(prefix + "post_attention_layernorm.weight");
+  t.attention.qkv = joined({attn + "q_proj.weight", attn + "k_proj.weight", attn + "v_proj.weight"});
+  if (layer.attention.qkv_bias)
+    t.attention.qkv_bias = joined({attn + "q_proj.bias", attn + "k_proj.bias", attn + "v_proj.bias"});
+  t.attention.q_norm = optional(layer.attention.qk_norm, attn + "q_norm.weight");
+  t.attention.k_norm = optional(layer.attention.qk_norm, attn + "k_norm.weight");
+  t.attention.output = one(attn + "o_proj.weight");
+  t.attention.output_bias = optional(layer.attention.output_bias, attn + "o_proj.bias");
+  if (layer.is_moe()) {
+    t.feed_forward = MoeTensors{one(mlp + "gate.weight"), one(mlp + "experts.gate_up_proj"), one(mlp + "experts.down_proj")};
+  } else {
+    const bool bias = layer.mlp().bias;
+    MlpTensors m;
+    m.gate_up = joined({mlp + "gate_proj.weight", mlp + "up_proj.weight"});
+    if (bias) m.gate_up_bias = joined({mlp + "gate_proj.bias", mlp + "up_proj.bias"});
+    m.down = one(mlp + "down_proj.weight");
+    m.down_bias = optional(bias, mlp + "down_proj.bias");
+    t.feed_forward = std::move(m);
+  }
+  return t;
+}
+
+DecoderTensors decoder_weights(const DecoderSpec& spec, const Parameters& parameters) {
   DecoderTensors tensors;
-  tensors.embedding = one("model.embed_tokens.weight");
-  tensors.final_norm = one("model.norm.weight");
-  tensors.lm_head = spec.tie_word_embeddings ? tensors.embedding : one("lm_head.weight");
+  tensors.embedding = parameters.weight("model.embed_tokens.weight");
+  tensors.final_norm = parameters.weight("model.norm.weight");
+  tensors.lm_head = spec.tie_word_embeddings ? tensors.embedding : parameters.weight("lm_head.weight");
   for (std::size_t n = 0; n < spec.layers.size(); ++n) {
-    const LayerSpec& layer = spec.layers[n];
-    const std::string prefix = layer_prefix(n), attn = prefix + "self_attn.", mlp = prefix + "mlp.";
-    LayerTensors t;
-    t.input_norm = one(prefix + "input_layernorm.weight");
-    t.post_attention_norm = one(prefix + "post_attention_layernorm.weight");
-    t.attention.qkv = joined({attn + "q_proj.weight", attn + "k_proj.weight", attn + "v_proj.weight"});
-    if (layer.attention.qkv_bias)
-      t.attention.qkv_bias = joined({attn + "q_proj.bias", attn + "k_proj.bias", attn + "v_proj.bias"});
-    t.attention.q_norm = optional(layer.attention.qk_norm, attn + "q_norm.weight");
-    t.attention.k_norm = optional(layer.attention.qk_norm, attn + "k_norm.weight");
-    t.attention.output = one(attn + "o_proj.weight");
-    t.attention.output_bias = optional(layer.attention.output_bias, attn + "o_proj.bias");
-    if (layer.is_moe()) {
-      t.feed_forward = MoeTensors{one(mlp + "gate.weight"), one(mlp + "experts.gate_up_proj"), one(mlp + "experts.down_proj")};
-    } else {
-      const bool bias = layer.mlp().bias;
-      MlpTensors m;
-      m.gate_up = joined({mlp + "gate_proj.weight", mlp + "up_proj.weight"});
-      if (bias) m.gate_up_bias = joined({mlp + "gate_proj.bias", mlp + "up_proj.bias"});
-      m.down = one(mlp + "down_proj.weight");
-      m.down_bias = optional(bias, mlp + "down_proj.bias");
-      t.feed_forward = std::move(m);
-    }
-    tensors.layers.push_back(std::move(t));
+    tensors.layers.push_back(layer_tensors(spec, n, parameters, parameters.flat()));
   }
   return tensors;
 }

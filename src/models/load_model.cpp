@@ -55,6 +55,7 @@ LoadedModel load_model(const std::filesystem::path& folder, const LoadSettings& 
   DecoderSpec spec = family.spec(config);
   if (settings.output_router_logits) spec.output_router_logits = *settings.output_router_logits;
   if (settings.router_aux_loss_coef) spec.router_aux_loss_coef = *settings.router_aux_loss_coef;
+  for (LayerSpec& layer : spec.layers) layer.attention.deterministic = settings.deterministic;
   if (spec.tie_word_embeddings && file_unties(checkpoint)) {
     log_warning(fmt::format("{} says tie_word_embeddings, but lm_head.weight differs from the embedding: loaded untied",
                             config.origin()));

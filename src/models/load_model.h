@@ -17,6 +17,7 @@ struct LoadSettings {
   std::string torch_dtype = "auto";          // auto: config.json's, else that of the first floating tensor; float32 | bfloat16
   std::optional<bool> output_router_logits;  // override config.json
   std::optional<double> router_aux_loss_coef;
+  bool deterministic = false;  // AttentionConfig::deterministic
 };
 
 struct LoadedModel {

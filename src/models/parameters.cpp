@@ -48,33 +48,33 @@ void Parameters::allocate_gradients() {
   if (!flat_grad_.defined()) flat_grad_ = at::zeros_like(flat_);
 }
 
-void Parameters::zero_gradients(bool experts) {
-  if (!flat_grad_.defined()) return;
-  if (experts) {
-    flat_grad_.zero_();
-    return;
-  }
-  // Whole stretches between expert parameters, gaps included.
-  int64_t begin = 0;
+void Parameters::zero_gradients() {
+  if (flat_grad_.defined()) flat_grad_.zero_();
+}
+
+void Parameters::zero_added_gradients(const FlatBuffer& buffer) const {
+  // Whole stretches between stored gradients, gaps included.
+  const FlatRange range = buffer.range();
+  int64_t begin = range.begin;
   const auto zero_until = [&](int64_t end) {
-    if (end > begin) flat_grad_.narrow(0, begin, end - begin).zero_();
+    if (end > begin) buffer.elements.narrow(0, begin - range.begin, end - begin).zero_();
   };
   for (const ParameterInfo& info : layout_.entries()) {
-    if (!info.expert) continue;
+    if (!info.stored_first || info.offset < range.begin || info.offset >= range.end) continue;
     zero_until(info.offset);
     begin = info.offset + info.numel();
   }
-  zero_until(layout_.size());
+  zero_until(range.end);
 }
 
-at::Tensor Parameters::view(const at::Tensor& buffer, const std::string& name) const {
-  if (!buffer.defined()) return {};
+at::Tensor Parameters::view(const FlatBuffer& buffer, const std::string& name) const {
+  if (!buffer.elements.defined()) return {};
   const ParameterInfo& info = layout_.find(name);
-  return buffer.narrow(0, info.offset, info.numel()).view(info.shape);
+  return buffer.elements.narrow(0, info.offset - buffer.begin, info.numel()).view(info.shape);
 }
 
-at::Tensor Parameters::joined(const at::Tensor& buffer, const std::vector<std::string>& names) const {
-  if (!buffer.defined()) return {};
+at::Tensor Parameters::joined(const FlatBuffer& buffer, const std::vector<std::string>& names) const {
+  if (!buffer.elements.defined()) return {};
   const ParameterInfo& first = layout_.find(names.at(0));
   std::vector<int64_t> shape = first.shape;
   shape[0] = 0;
@@ -86,7 +86,7 @@ at::Tensor Parameters::joined(const at::Tensor& buffer, const std::vector<std::s
     end += info.numel();
     shape[0] += info.shape[0];
   }
-  return buffer.narrow(0, first.offset, end - first.offset).view(shape);
+  return buffer.elements.narrow(0, first.offset - buffer.begin, end - first.offset).view(shape);
 }
 
 }  // namespace headrace

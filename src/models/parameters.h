@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace headrace {
@@ -17,8 +18,25 @@ struct ParameterInfo {
   std::vector<int64_t> shape;
   bool decay = true;    // weight decay applies (matrices and embeddings; not norms and biases, as transformers' Trainer)
   bool expert = false;  // of one of the experts, stacked: [num_experts, ...]
-  int64_t offset = 0;   // first element in the flat buffer
+  // The first micro-batch of a step stores this gradient instead of adding to it, so nobody needs to zero it: the experts' and
+  // the output head's, which are most of the buffer.
+  bool stored_first = false;
+  int64_t offset = 0;  // first element in the flat buffer
   int64_t numel() const;
+};
+
+/// Elements [begin, end) of the flat layout.
+struct FlatRange {
+  int64_t begin = 0, end = 0;
+  int64_t size() const { return end - begin; }
+};
+
+/// Memory for a stretch of the flat layout that starts at element `begin`: a whole buffer, or one layer's part.
+struct FlatBuffer {
+  FlatBuffer(at::Tensor flat_elements, int64_t first = 0) : elements(std::move(flat_elements)), begin(first) {}
+  at::Tensor elements;
+  int64_t begin;
+  FlatRange range() const { return {begin, begin + (elements.defined() ? elements.numel() : 0)}; }
 };
 
 /// Where everything lies; knows no memory.
@@ -48,17 +66,17 @@ class Parameters {
   const at::Tensor& flat() const { return flat_; }            // [layout.size()]
   const at::Tensor& flat_grad() const { return flat_grad_; }  // the same, or undefined
   void allocate_gradients();                                  // zero
-  /// Without `experts`, the stacked expert gradients are left as they are: a step's first micro-batch overwrites them
-  /// (DecoderRun::first_micro_batch), which saves a pass over the largest part of the buffer.
-  void zero_gradients(bool experts = true);
+  void zero_gradients();
+  /// Zeroes the gradients in `buffer` except those that a step's first micro-batch stores (ParameterInfo::stored_first).
+  void zero_added_gradients(const FlatBuffer& buffer) const;
 
   at::Tensor weight(const std::string& name) const { return view(flat_, name); }
   at::Tensor grad(const std::string& name) const { return view(flat_grad_, name); }
 
   /// Adjacent parameters as one tensor: rows of all, in order. Undefined when `buffer` is.
-  at::Tensor joined(const at::Tensor& buffer, const std::vector<std::string>& names) const;
-  /// One parameter as a view of `buffer` (flat() or flat_grad(), or optimizer state of the same layout).
-  at::Tensor view(const at::Tensor& buffer, const std::string& name) const;
+  at::Tensor joined(const FlatBuffer& buffer, const std::vector<std::string>& names) const;
+  /// One parameter as a view of `buffer` (flat(), flat_grad(), optimizer state of the same layout, or a part of one).
+  at::Tensor view(const FlatBuffer& buffer, const std::string& name) const;
 
  private:
   ParameterLayout layout_;

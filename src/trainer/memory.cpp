@@ -33,6 +33,10 @@ void reset_peak_memory(c10::Device device) {
   if (device.is_cuda()) c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());
 }
 
+void release_cached_memory(c10::Device device) {
+  if (device.is_cuda()) c10::cuda::CUDACachingAllocator::emptyCache();
+}
+
 double device_memory_gib(c10::Device device) {
   if (!device.is_cuda()) return 0.0;
   std::size_t free = 0, total = 0;
@@ -48,6 +52,7 @@ void synchronize_device(c10::Device device) {
 
 double peak_memory_gib(c10::Device) { return peak_resident_gib(); }
 void reset_peak_memory(c10::Device) {}
+void release_cached_memory(c10::Device) {}
 double device_memory_gib(c10::Device) { return 0.0; }
 void synchronize_device(c10::Device) {}
 

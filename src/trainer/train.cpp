@@ -154,11 +154,15 @@ class Run {
     return result.loss;
   }
 
-  // Nothing was updated. Names the batch, then stops or goes on as the recipe says.
+  // Names the batch, then stops or goes on as the recipe says. Nothing was updated, or (fused_backward) only a part was.
   void refuse(const StepBatches& batches, const StepResult& result) const {
     const std::string what =
         fmt::format("step {} (epoch {}, batch {} of it) has loss {} and gradient norm {}: the update was refused",
                     position_.step + 1, batches.epoch, batches.step_in_epoch, result.loss, result.grad_norm);
+    require(!result.partly_updated,
+            "{} part-way, for optimizer.fused_backward had applied the gradients of the last layers. Lower optimizer.lr, or leave "
+            "fused_backward out, and go on from the latest checkpoint with --resume_from_checkpoint auto.",
+            what);
     require(recipe_.nonfinite == "skip", "{}. Lower optimizer.lr, or set nonfinite: skip to go on without such batches.", what);
     log_warning(what);
   }
@@ -262,6 +266,7 @@ Model load_model(const Recipe& recipe, const fs::path& folder, const World& worl
   settings.torch_dtype = recipe.model.torch_dtype;
   if (recipe.model.output_router_logits_set) settings.output_router_logits = recipe.model.output_router_logits;
   if (recipe.model.router_aux_loss_coef >= 0) settings.router_aux_loss_coef = recipe.model.router_aux_loss_coef;
+  settings.deterministic = recipe.deterministic;
   auto parts = std::make_unique<LoadedModel>(load_model(folder, settings, world.device));
   return Model(std::move(parts));
 }

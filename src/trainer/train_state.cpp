@@ -19,8 +19,14 @@ namespace fs = std::filesystem;
 
 constexpr const char* kStateFormat = "headrace-train-state";
 constexpr int kStateVersion = 1;
-// torch.optim.AdamW's names for the two moments.
-constexpr const char *kFirst = "exp_avg.", *kSecond = "exp_avg_sq.";
+// What is saved of the optimizer, per parameter, under these prefixes: torch.optim.AdamW's names for the two moments, and with
+// master weights the int16 remainders (kernels/adamw.h) that complete the checkpoint's bfloat16 weights.
+std::vector<std::pair<std::string, at::Tensor>> optimizer_buffers(const AdamW& optimizer) {
+  std::vector<std::pair<std::string, at::Tensor>> buffers = {{"exp_avg.", optimizer.first_moments()},
+                                                             {"exp_avg_sq.", optimizer.second_moments()}};
+  if (optimizer.master_remainders().defined()) buffers.emplace_back("master_remainder.", optimizer.master_remainders());
+  return buffers;
+}
 
 Json to_json(const RunIdentity& identity) {
   return {{"data_digest", identity.data_digest},
@@ -67,8 +73,9 @@ void write_train_state(const fs::path& folder, const LoadedModel& model, const A
   std::vector<TensorToWrite> tensors;
   const Parameters& parameters = model.decoder.parameters();
   for (const ParameterInfo& info : parameters.layout().entries()) {
-    tensors.push_back(tensor_to_write(kFirst + info.name, parameters.view(optimizer.first_moments(), info.name)));
-    tensors.push_back(tensor_to_write(kSecond + info.name, parameters.view(optimizer.second_moments(), info.name)));
+    for (const auto& [prefix, buffer] : optimizer_buffers(optimizer)) {
+      tensors.push_back(tensor_to_write(prefix + info.name, parameters.view(buffer, info.name)));
+    }
   }
   write_safetensors(folder / "optimizer.safetensors", std::move(tensors));
   const Json state = {{"format", kStateFormat},
@@ -185,18 +192,20 @@ TrainPosition restore_from_state(const Json& state, const fs::path& checkpoint, 
 
   const SafetensorsFile file(folder / "optimizer.safetensors");
   const Parameters& parameters = decoder.parameters();
-  const auto fill = [&](const at::Tensor& moments, const char* prefix) {
+  const bool has_masters = file.find("master_remainder." + parameters.layout().entries().front().name) != nullptr;
+  require(has_masters == optimizer.master_remainders().defined(),
+          "{} was written {} master weights, but this run is {} them. Set optimizer.master_weights to {}.", checkpoint.string(),
+          has_masters ? "with" : "without", has_masters ? "without" : "with", has_masters);
+  for (const auto& [prefix, buffer] : optimizer_buffers(optimizer)) {
     for (const ParameterInfo& info : parameters.layout().entries()) {
       const TensorInfo* found = file.find(prefix + info.name);
-      require(found != nullptr && found->shape == info.shape && found->dtype == safetensors_dtype(moments.scalar_type()),
+      require(found != nullptr && found->shape == info.shape && found->dtype == safetensors_dtype(buffer.scalar_type()),
               "{}: {}{} is missing or has another shape or dtype than the model's parameter", file.path().string(), prefix,
               info.name);
       void* bytes = const_cast<std::byte*>(file.bytes(*found).data());
-      parameters.view(moments, info.name).copy_(at::from_blob(bytes, info.shape, moments.scalar_type()));
+      parameters.view(buffer, info.name).copy_(at::from_blob(bytes, info.shape, buffer.scalar_type()));
     }
-  };
-  fill(optimizer.first_moments(), kFirst);
-  fill(optimizer.second_moments(), kSecond);
+  }
   optimizer.set_steps_done(state.at("optimizer_steps"));
   return position_from(state.at("position"));
 }

@@ -192,7 +192,8 @@ TEST(Recipe, EveryAliasMeansItsKey) {
     if (std::holds_alternative<double& (*)(Recipe&)>(key.member)) value = "0.5";
     if (!key.range.choices.empty()) value = key.range.choices.back().name;
     const std::string file =
-        "optimizer.lr: 0.6\nglobal_batch_size: 24\n" + std::string(key.name == "val_set_size" ? "" : "validation_dataset: v\n");
+        "optimizer.lr: 0.6\nglobal_batch_size: 24\n" + std::string(key.name == "val_set_size" ? "" : "validation_dataset: v\n") +
+        (key.name == "optimizer.fused_backward" ? "max_grad_norm: 0\n" : "");
     const Recipe by_name = read(file, {key.name + "=" + value});
     if (value != "true") EXPECT_NE(by_name, read(file)) << key.name;
     for (const std::string& alias : key.aliases) EXPECT_EQ(read(file, {alias + "=" + value}), by_name) << alias;
@@ -374,6 +375,9 @@ TEST(Recipe, ValuesThatDoNotGoTogether) {
   expect_error("warmup_steps: 10.5", {"a whole number"});
   expect_error("dataset.split: train", {"not supported yet"});
   expect_error("output_dir: ''", {"output_dir is empty"});
+  expect_error("fused_backward: true", {"max_grad_norm is 1", "set max_grad_norm to 0"});
+  expect_error("fused_backward: true\nmax_grad_norm: 0\nnonfinite: skip", {"cannot be skipped", "set nonfinite to stop"});
+  EXPECT_NO_THROW(read("fused_backward: true\nmax_grad_norm: 0"));
 }
 
 TEST(Recipe, ValidationIsReadAsTrainingUnlessSaid) {
@@ -402,6 +406,9 @@ TEST(Recipe, BatchSizesForAWorld) {
   EXPECT_EQ(global("gradient_accumulation_steps: 5\nmicro_batch_size: 2\nglobal_batch_size: 20", 2), 20);
   EXPECT_THROW(global("gradient_accumulation_steps: 5\nmicro_batch_size: 2\nglobal_batch_size: 20", 4), UserError);
   EXPECT_THROW(global("ep_size: 4", 2), UserError);
+  const std::string fused = "fused_backward: true\nmax_grad_norm: 0\nmicro_batch_size: 2\n";
+  EXPECT_EQ(global(fused + "gradient_accumulation_steps: 1", 4), 8);
+  EXPECT_THROW(global(fused + "gradient_accumulation_steps: 2", 4), UserError);
   const Recipe resolved = resolve_for_world(read("gradient_accumulation_steps: 4"), 2);
   EXPECT_EQ(resolve_for_world(parse_recipe(to_yaml(resolved), "again", {}), 4).step_scheduler.global_batch_size,
             8);  // another world, the same run

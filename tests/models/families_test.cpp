@@ -41,6 +41,26 @@ TEST_P(EveryFamily, WeightMapCoversEachParameterOnce) {
     EXPECT_EQ(piece.hub_shape, layout.find(piece.parameter).shape) << piece.hub_name;
 }
 
+TEST_P(EveryFamily, StagesAreTheWholeLayoutAndCutNoParameter) {
+  const auto& [type, tied] = GetParam();
+  const DecoderSpec spec = spec_of(tiny_config(type, tied));
+  const ParameterLayout layout = decoder_layout(spec);
+  const DecoderStages stages = decoder_stages(spec, layout);
+  std::vector<FlatRange> ranges = {stages.embedding};
+  ranges.insert(ranges.end(), stages.layers.begin(), stages.layers.end());
+  ranges.push_back(stages.head);
+  ASSERT_EQ(ranges.size(), spec.layers.size() + 2);
+  int64_t end = 0;
+  for (const FlatRange& range : ranges) EXPECT_EQ(range.begin, std::exchange(end, range.end));
+  EXPECT_EQ(end, layout.size());
+  for (const ParameterInfo& info : layout.entries()) {
+    std::size_t stage = info.name == "model.embed_tokens.weight" ? 0 : ranges.size() - 1;
+    if (info.name.starts_with("model.layers.")) stage = 1 + static_cast<std::size_t>(std::stoi(info.name.substr(13)));
+    EXPECT_GE(info.offset, ranges[stage].begin) << info.name;
+    EXPECT_LE(info.offset + info.numel(), ranges[stage].end) << info.name;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, EveryFamily,
                          testing::Combine(testing::Values("llama", "qwen3", "mixtral", "qwen3_moe"), testing::Bool()));
 

@@ -1,6 +1,7 @@
 // Parameters: offsets, views and adjacency of the flat buffers.
 #include "models/parameters.h"
 
+#include <ATen/ops/arange.h>
 #include <gtest/gtest.h>
 
 #include "headrace/error.h"
@@ -52,6 +53,32 @@ TEST(Parameters, ViewsShareTheBuffer) {
   EXPECT_EQ(parameters.flat_grad().sum().item<float>(), 24.0F);
   parameters.zero_gradients();
   EXPECT_EQ(parameters.flat_grad().abs().sum().item<float>(), 0.0F);
+}
+
+TEST(Parameters, GradientsThatAreStoredFirstAreNotZeroed) {
+  ParameterLayout l = layout();
+  l.add_group({{"experts", {2, 40}, true, true, /*stored_first=*/true}});
+  l.add_group({{"last", {5}}});
+  Parameters parameters(l, at::kFloat, at::kCPU);
+  parameters.allocate_gradients();
+  for (const int64_t begin : {int64_t{0}, l.find("down").offset, l.find("experts").offset, l.find("last").offset}) {
+    parameters.flat_grad().fill_(1.0);
+    parameters.zero_added_gradients(FlatBuffer(parameters.flat_grad().narrow(0, begin, l.size() - begin), begin));
+    EXPECT_EQ(parameters.flat_grad().narrow(0, 0, begin).sum().item<float>(), static_cast<float>(begin));
+    const bool within = begin <= l.find("experts").offset;  // the experts' 80 are all that is left, gaps are zero too
+    EXPECT_EQ(parameters.flat_grad().narrow(0, begin, l.size() - begin).sum().item<float>(), within ? 80.0F : 0.0F);
+  }
+  EXPECT_EQ(parameters.grad("experts").sum().item<float>(), 80.0F);
+}
+
+TEST(Parameters, ViewsOfAPartOfTheLayout) {
+  const Parameters parameters(layout(), at::kFloat, at::kCPU);
+  const int64_t begin = parameters.layout().find("q").offset;
+  const FlatBuffer part(at::arange(40, at::kFloat), begin);
+  EXPECT_EQ(parameters.view(part, "k")[0][0].item<float>(), 20.0F);
+  EXPECT_EQ(parameters.joined(part, {"k", "v"}).sizes(), (std::vector<int64_t>{4, 5}));
+  EXPECT_ANY_THROW(parameters.view(part, "norm"));  // before it
+  EXPECT_ANY_THROW(parameters.view(part, "down"));  // behind it
 }
 
 TEST(Parameters, JoinedIsOneMatrixOfAdjacentOnes) {

@@ -69,4 +69,59 @@ TEST(AdamW, StochasticRoundingIsUnbiasedInTheMomentsAndRepeats) {
   EXPECT_TRUE(at::equal(results[0], results[1]));
 }
 
+// Without history in the moments (beta 0) the update depends on the gradient alone, so float32 weights must come out to the bit.
+TEST(AdamW, MasterWeightsAreExactlyFloat32) {
+  OptimizerSection settings;
+  settings.beta1 = settings.beta2 = 0;
+  settings.weight_decay = 0.1;
+  settings.max_grad_norm = 0;
+  settings.master_weights = true;
+  at::Tensor weights = random({4000}, 1).to(at::kBFloat16), exact = weights.to(at::kFloat);
+  AdamW bfloat16(weights, {{0, 4000, true}}, settings, 3), float32(exact, {{0, 4000, true}}, settings, 3);
+  EXPECT_FALSE(float32.master_remainders().defined());  // float32 weights are their own masters
+  for (int step = 0; step < 50; ++step) {
+    const at::Tensor gradient = random({4000}, 10 + step).to(at::kBFloat16), wide = gradient.to(at::kFloat);
+    bfloat16.step(weights, gradient, bfloat16.gradient_norm(gradient), 1e-4);
+    float32.step(exact, wide, float32.gradient_norm(wide), 1e-4);
+  }
+  const at::Tensor bits = weights.view(at::kShort).to(at::kInt).mul(1 << 16).add(bfloat16.master_remainders().to(at::kInt));
+  EXPECT_TRUE(at::equal(bits.view(at::kFloat), exact));
+  EXPECT_LE((weights.to(at::kFloat) - exact).abs().div(exact.abs()).max().item<double>(), 1.0 / 256);  // half a bfloat16 step
+}
+
+TEST(AdamW, PartsOfTheBufferAddUpToTheWhole) {
+  OptimizerSection settings;
+  settings.weight_decay = 0.1;
+  settings.max_grad_norm = 0;
+  const std::vector<DecaySegment> segments = {{0, 304, true}, {304, 504, false}, {504, 1000, true}};
+  const at::Tensor start = random({1000}, 1).to(at::kBFloat16), gradient = random({1000}, 2).to(at::kBFloat16);
+  at::Tensor whole = start.clone(), parts = start.clone();
+  AdamW a(whole, segments, settings, 5), b(parts, segments, settings, 5);
+  a.step(whole, gradient, a.gradient_norm(gradient), 1e-2);
+  b.begin_step(1e-2);
+  for (const auto& [begin, end] : {std::pair{600, 1000}, {248, 600}, {0, 248}}) {
+    const at::Tensor part = gradient.narrow(0, begin, end - begin).clone();
+    b.update(parts, part, begin, b.gradient_scale(b.gradient_norm(part)));
+  }
+  EXPECT_TRUE(at::equal(whole, parts));
+  EXPECT_TRUE(at::equal(a.second_moments(), b.second_moments()));
+}
+
+TEST(AdamW, ANormThatIsNotFiniteChangesNothing) {
+  for (const double max_grad_norm : {0.0, 1.0}) {
+    OptimizerSection settings;
+    settings.max_grad_norm = max_grad_norm;
+    at::Tensor weights = random({100}, 1);
+    const at::Tensor before = weights.clone();
+    AdamW optimizer(weights, {{0, 100, true}}, settings, 5);
+    for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+      at::Tensor gradient = random({100}, 2);
+      gradient[3] = bad;
+      optimizer.step(weights, gradient, optimizer.gradient_norm(gradient), 1e-2);
+      EXPECT_TRUE(at::equal(weights, before));
+      EXPECT_EQ(optimizer.first_moments().abs().max().item<double>(), 0.0);
+    }
+  }
+}
+
 }  // namespace headrace

@@ -80,6 +80,34 @@ TEST_P(TrainState, RestoresEveryBit) {
   EXPECT_EQ(position.best_val_loss, 1.0 / 3.0);
 }
 
+TEST_P(TrainState, MasterWeightsComeBackOrAreRefused) {
+  OptimizerSection settings;
+  settings.master_weights = true;
+  optimizer_ = make_optimizer(model_.decoder, settings, 7);
+  const bool bfloat16 = GetParam() == at::kBFloat16;  // float32 weights are their own masters
+  ASSERT_EQ(optimizer_.master_remainders().defined(), bfloat16);
+  if (bfloat16) optimizer_.master_remainders().random_(-32768, 32767);
+  const fs::path folder = save(1);
+  AdamW restored = make_optimizer(model_.decoder, settings, 7), without = make_optimizer(model_.decoder, {}, 7);
+  restore_train_state(folder, model_.decoder, restored, kIdentity);
+  if (!bfloat16) {
+    EXPECT_EQ(refusal([&] { restore_train_state(folder, model_.decoder, without, kIdentity); }), "");
+    return;
+  }
+  for (const ParameterInfo& info : model_.decoder.parameters().layout().entries()) {
+    EXPECT_TRUE(at::equal(model_.decoder.parameters().view(restored.master_remainders(), info.name),
+                          model_.decoder.parameters().view(optimizer_.master_remainders(), info.name)));
+  }
+  EXPECT_NE(refusal([&] { restore_train_state(folder, model_.decoder, without, kIdentity); })
+                .find("with master weights, but this run is without them. Set optimizer.master_weights to true"),
+            std::string::npos);
+  optimizer_ = make_optimizer(model_.decoder, {}, 7);
+  const fs::path folder_without = save(2);
+  EXPECT_NE(refusal([&] { restore_train_state(folder_without, model_.decoder, restored, kIdentity); })
+                .find("without master weights, but this run is with them. Set optimizer.master_weights to false"),
+            std::string::npos);
+}
+
 TEST_P(TrainState, NoValidationYetIsRestoredAsInfinity) {
   const fs::path folder = save(1);
   EXPECT_EQ(restore_train_state(folder, model_.decoder, optimizer_, kIdentity).best_val_loss,

@@ -127,6 +127,70 @@ TEST_F(TrainStep, NotFiniteIsRefusedAndLeavesEverythingAsItWas) {
   }
 }
 
+OptimizerSection fused_settings(bool fused) {
+  OptimizerSection settings = optimizer_settings();
+  settings.max_grad_norm = 0;
+  settings.fused_backward = fused;
+  return settings;
+}
+
+TEST_F(TrainStep, FusedBackwardIsTheSameUpdateWithoutAFullSetOfGradients) {
+  for (const bool tied : {false, true}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      std::filesystem::remove_all(folder_ / "another");
+      write_model(folder_ / "another", tiny_config("qwen3_moe", tied), dtype);
+      std::vector<at::Tensor> weights, moments;
+      std::vector<StepResult> results;
+      for (const bool fused : {false, true}) {
+        LoadedModel model = load_model(folder_ / "another", {"auto", true, 0.1}, at::kCPU);
+        AdamW optimizer = make_optimizer(model.decoder, fused_settings(fused), 1);
+        for (int step = 0; step < 2; ++step) {
+          results.push_back(train_step(model.decoder, optimizer, batches(8), Recompute::none, 1e-3));
+        }
+        EXPECT_EQ(model.decoder.parameters().flat_grad().defined(), !fused);
+        weights.push_back(model.decoder.parameters().flat());
+        moments.push_back(optimizer.second_moments());
+        EXPECT_EQ(optimizer.steps_done(), 2);
+      }
+      EXPECT_TRUE(at::equal(weights[0], weights[1]));
+      EXPECT_TRUE(at::equal(moments[0], moments[1]));
+      for (int step = 0; step < 2; ++step) {
+        EXPECT_EQ(results[2 + step].loss, results[step].loss);
+        EXPECT_NEAR(results[2 + step].grad_norm, results[step].grad_norm, 1e-5 * results[step].grad_norm);
+      }
+    }
+  }
+}
+
+// Layer 0's inputs are scaled up and its projections down by the same power of two: the loss is what it was, but the gradients'
+// squares overflow. By then the layers behind it have been updated.
+TEST_F(TrainStep, FusedBackwardUpdatesNothingAfterAGradientThatIsNotFinite) {
+  LoadedModel model = load_model(folder_ / "model", {}, at::kCPU);
+  Parameters& parameters = model.decoder.parameters();
+  const double power = std::ldexp(1.0, 90);
+  parameters.weight("model.layers.0.input_layernorm.weight").mul_(power);
+  for (const char* name : {"q_proj", "k_proj", "v_proj"}) {
+    parameters.weight("model.layers.0.self_attn." + std::string(name) + ".weight").div_(power);
+  }
+  AdamW optimizer = make_optimizer(model.decoder, fused_settings(true), 1);
+  const at::Tensor before = parameters.flat().clone();
+  const StepResult result = train_step(model.decoder, optimizer, batches(8), Recompute::none, 1e-3);
+  EXPECT_TRUE(std::isfinite(result.loss));
+  EXPECT_FALSE(result.finite);
+  EXPECT_TRUE(result.partly_updated);
+  for (const ParameterInfo& info : parameters.layout().entries()) {
+    const bool behind = info.name.find("layers.1.") != std::string::npos || info.name == "lm_head.weight" ||
+                        info.name == "model.norm.weight";
+    EXPECT_EQ(at::equal(parameters.weight(info.name), parameters.view(before, info.name)), !behind) << info.name;
+  }
+}
+
+TEST_F(TrainStep, FusedBackwardTakesOneMicroBatch) {
+  LoadedModel model = load_model(folder_ / "model", {}, at::kCPU);
+  AdamW optimizer = make_optimizer(model.decoder, fused_settings(true), 1);
+  EXPECT_THROW(train_step(model.decoder, optimizer, batches(4), Recompute::none, 1e-3), std::invalid_argument);
+}
+
 TEST_F(TrainStep, EvaluationIsTheMeanOverTrainedTokens) {
   LoadedModel model = load_model(folder_ / "model", {}, at::kCPU);
   BatchSettings settings;
