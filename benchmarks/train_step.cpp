@@ -108,7 +108,8 @@ double busiest_over_mean(const Decoder& decoder, const TokenBatch& batch) {
   double sum = 0, layers = 0;
   for (std::size_t n = 0; n < decoder.spec().layers.size(); ++n) {
     if (!decoder.spec().layers[n].is_moe()) continue;
-    const at::Tensor ids = std::get<1>(router_logits.at(static_cast<std::size_t>(layers)).topk(decoder.spec().layers[n].moe().router.top_k));
+    const at::Tensor ids =
+        std::get<1>(router_logits.at(static_cast<std::size_t>(layers)).topk(decoder.spec().layers[n].moe().router.top_k));
     const at::Tensor counts = at::bincount(ids.flatten(), {}, decoder.spec().num_experts()).to(at::kDouble);
     sum += (counts.max() / counts.mean()).item<double>();
     layers += 1;
@@ -135,7 +136,6 @@ void run(const Options& options) {
                               : options.recompute == "selective" ? Recompute::selective
                                                                  : Recompute::none;
   const double busiest = busiest_over_mean(decoder, batch);
-  if (!options.fused_backward) decoder.parameters().allocate_gradients();
   release_cached_memory(world.device);
   reset_peak_memory(world.device);
 
@@ -145,7 +145,7 @@ void run(const Options& options) {
       if (phases) synchronize_device(world.device);
       return Clock::now();
     };
-    if (!options.fused_backward) decoder.parameters().zero_added_gradients(decoder.parameters().flat_grad());
+    decoder.parameters().release_gradients();
     auto begin = now();
     optimizer.begin_step(1e-5);
     DecoderRun decoder_run;
@@ -156,7 +156,6 @@ void run(const Options& options) {
       };
     }
     decoder_run.recompute = recompute;
-    decoder_run.first_micro_batch = true;
     decoder_run.grad_scale = 1.0 / static_cast<double>(batch.num_trained_tokens);
     decoder_run.after_forward = [&] {
       if (!phases) return;
@@ -167,9 +166,9 @@ void run(const Options& options) {
     const StepLoss step_loss = decoder.forward_backward(batch, decoder_run);
     if (phases) synchronize_device(world.device), backward_ms = milliseconds_since(begin);
     begin = now();
-    if (!options.fused_backward) {
-      optimizer.update(decoder.parameters().flat(), decoder.parameters().flat_grad(), 0,
-                       optimizer.gradient_scale(step_loss.loss_sum));
+    const at::Tensor scale = optimizer.gradient_scale(step_loss.loss_sum);
+    for (const FlatBuffer& stage : decoder.parameters().gradients()) {  // none are left with fused_backward
+      optimizer.update(decoder.parameters().flat(), stage.elements, stage.begin, scale);
     }
     if (phases) synchronize_device(world.device), optimizer_ms = milliseconds_since(begin);
     return step_loss.loss_sum;

@@ -54,7 +54,7 @@ struct OptimizerSection {
   double max_grad_norm = 1.0;                // 0 turns clipping off
   std::string stochastic_rounding = "auto";  // auto: on when the weights are bfloat16 | true | false
   bool master_weights = false;               // keep bfloat16 weights exactly in float32 (2 more bytes a parameter)
-  bool fused_backward = false;  // apply each layer's gradients as soon as they are final; a full set never exists
+  bool fused_backward = false;               // apply each layer's gradients as soon as they are final; a full set never exists
   bool operator==(const OptimizerSection&) const = default;
 };
 

@@ -66,10 +66,11 @@ void check_schedule(const Recipe& recipe, const std::string& origin) {
 // A gradient that is applied at once can neither wait for others of its step nor for the global norm.
 void check_fused_backward(const Recipe& recipe, const std::string& origin) {
   if (!recipe.optimizer.fused_backward) return;
-  require(recipe.optimizer.max_grad_norm == 0,
-          "{}: optimizer.fused_backward updates each layer before the global gradient norm is known, but optimizer.max_grad_norm "
-          "is {}; set max_grad_norm to 0, or leave fused_backward out",
-          origin, recipe.optimizer.max_grad_norm);
+  require(
+      recipe.optimizer.max_grad_norm == 0,
+      "{}: optimizer.fused_backward updates each layer before the global gradient norm is known, but optimizer.max_grad_norm "
+      "is {}; set max_grad_norm to 0, or leave fused_backward out",
+      origin, recipe.optimizer.max_grad_norm);
   require(recipe.nonfinite == "stop",
           "{}: optimizer.fused_backward finds a gradient that is not finite after other layers were updated, so such a step "
           "cannot be skipped; set nonfinite to stop, or leave fused_backward out",

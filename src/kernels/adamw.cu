@@ -72,8 +72,8 @@ __device__ void update_one(T& weight, T gradient, T& first, T& second, int16_t& 
   const float decay = 1.0F - step.lr * step.weight_decay, rate = step.lr / step.bias_correction1;
   // Exact master weights take exact arithmetic.
   using Exactness = std::conditional_t<kMaster, float, T>;
-  const float change = divide<Exactness>(
-      rate * m, divide<Exactness>(square_root<Exactness>(v), step.bias_correction2_sqrt) + step.eps);
+  const float change =
+      divide<Exactness>(rate * m, divide<Exactness>(square_root<Exactness>(v), step.bias_correction2_sqrt) + step.eps);
   if constexpr (sizeof(T) == 2) {
     if constexpr (kMaster) store_master(master_of(weight, remainder) * decay - change, weight, remainder);
     if (step.stochastic_rounding) {

@@ -15,7 +15,7 @@ struct AdamWStep {
   // bfloat16 only: round up with the probability of the cut-off part; with remainders the moments alone, for the weights are
   // exact then.
   bool stochastic_rounding = false;
-  uint64_t random_key = 0;                                // of this step; element i draws from (random_key, i)
+  uint64_t random_key = 0;  // of this step; element i draws from (random_key, i)
 };
 
 /// 32 random bits from 32: a bijection whose every output bit depends on every input bit (MurmurHash3's finaliser, public
@@ -63,7 +63,8 @@ struct AdamWBuffers {
 /// 14 bytes in bfloat16, 18 with remainders, 28 in float32.
 void adamw_cpu(const AdamWBuffers& buffers, const float* gradient_scale, const AdamWStep& step);
 
-/// The same on `stream` (a cudaStream_t); pointers are 16-byte aligned. Throws std::runtime_error with CUDA's text when the launch fails.
+/// The same on `stream` (a cudaStream_t); pointers are 16-byte aligned. Throws std::runtime_error with CUDA's text when the
+/// launch fails.
 void adamw_cuda(const AdamWBuffers& buffers, const float* gradient_scale, const AdamWStep& step, void* stream);
 
 }  // namespace headrace

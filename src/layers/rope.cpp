@@ -21,9 +21,9 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
 
 RopeTables rope_tables(const RopeFrequencies& frequencies, const at::Tensor& position_ids, at::ScalarType dtype) {
   const auto count = static_cast<int64_t>(frequencies.inverse_frequencies.size());
-  const at::Tensor inverse = at::from_blob(const_cast<float*>(frequencies.inverse_frequencies.data()), {count}, at::kFloat)
-                                 .clone()
-                                 .to(position_ids.device());
+  at::Tensor inverse = at::from_blob(const_cast<float*>(frequencies.inverse_frequencies.data()), {count}, at::kFloat).clone();
+  // Pinned, so that the host need not wait for the copy.
+  if (position_ids.is_cuda()) inverse = inverse.pin_memory().to(position_ids.device(), /*non_blocking=*/true);
   const at::Tensor angles = position_ids.to(at::kFloat).unsqueeze(1) * inverse;
   const auto table = [&](const at::Tensor& t) { return (t * frequencies.attention_factor).to(dtype).unsqueeze(1); };
   return {table(angles.cos()), table(angles.sin())};

@@ -14,8 +14,9 @@ at::Tensor swiglu_forward(const at::Tensor& gate_up);
 /// Gradient of gate_up for the gradient da [rows, width] of a.
 at::Tensor swiglu_backward(const at::Tensor& da, const at::Tensor& gate_up);
 
-/// The experts' backward in one pass; dactivation and gate_up are used up (their memory may hold the results). Row r serves the pair plan.pair_of_row[r] with routing weight s; dactivation [rows,
-/// width] is the gradient of the activation a before the weight: the block's output gradient times the down projection.
+/// The experts' backward in one pass; dactivation and gate_up are used up (their memory may hold the results). Row r serves the
+/// pair plan.pair_of_row[r] with routing weight s; dactivation [rows, width] is the gradient of the activation a before the
+/// weight: the block's output gradient times the down projection.
 struct WeightedSwigluBackward {
   at::Tensor dgate_up;           // [rows, 2 * width], gradient for s * dactivation
   at::Tensor scaled_activation;  // [rows, width] = s * a, for the down projection's weight gradient

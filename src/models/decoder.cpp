@@ -89,18 +89,17 @@ void drop_recomputable(LayerSaved& saved, Recompute recompute) {
 }
 
 // dy: gradient of the residual stream after the layer (it reaches both x_mid and the feed-forward's output). Returns that of
-// x_in.
+// x_in. Norms of saved rows are computed where they are used and let go: a row-wise pass costs less than memory at the peak.
 at::Tensor layer_backward(const Context& context, const LayerSpec& layer, const LayerTensors& weights,
-                          const LayerTensors& grads, LayerSaved saved, const at::Tensor& dy, const at::Tensor& balance_grad,
+                          const LayerTensors& grads, LayerSaved saved, at::Tensor dy, const at::Tensor& balance_grad,
                           bool overwrite_experts) {
-  const at::Tensor attention_input = rms_norm_apply(saved.x_in, weights.input_norm, saved.input_norm);
+  const auto attention_input = [&] { return rms_norm_apply(saved.x_in, weights.input_norm, saved.input_norm); };
   if (!saved.attention.has_value()) {
-    Attended attended = attend(context, layer, weights, saved.x_in, attention_input);
+    Attended attended = attend(context, layer, weights, saved.x_in, attention_input());
     saved.attention = std::move(attended.attention);
     saved.x_mid = std::move(attended.post.sum);
   }
-  const at::Tensor x = rms_norm_apply(saved.x_mid, weights.post_attention_norm, saved.post_attention_norm);
-  at::Tensor dx;
+  at::Tensor x = rms_norm_apply(saved.x_mid, weights.post_attention_norm, saved.post_attention_norm), dx;
   if (layer.is_moe()) {
     dx = moe_backward(dy, balance_grad, x, std::move(saved.moe), layer.moe(), std::get<MoeTensors>(weights.feed_forward),
                       std::get<MoeTensors>(grads.feed_forward), overwrite_experts);
@@ -109,10 +108,10 @@ at::Tensor layer_backward(const Context& context, const LayerSpec& layer, const 
     if (!saved.mlp.gate_up.defined()) saved.mlp.gate_up = linear_forward(x, mlp.gate_up, mlp.gate_up_bias);
     dx = mlp_backward(dy, x, saved.mlp, mlp, std::get<MlpTensors>(grads.feed_forward));
   }
-  saved.mlp.gate_up.reset();
   const at::Tensor dx_mid = rms_norm_backward(dx, saved.x_mid, weights.post_attention_norm, saved.post_attention_norm,
                                               grads.post_attention_norm, /*dresidual=*/dy);
-  const at::Tensor dnormed = attention_backward(dx_mid, attention_input, *saved.attention, layer.attention, weights.attention,
+  x.reset(), dx.reset(), dy.reset(), saved.x_mid.reset(), saved.mlp.gate_up.reset();
+  const at::Tensor dnormed = attention_backward(dx_mid, attention_input(), *saved.attention, layer.attention, weights.attention,
                                                 grads.attention, context.rope, context.batch);
   return rms_norm_backward(dnormed, saved.x_in, weights.input_norm, saved.input_norm, grads.input_norm, /*dresidual=*/dx_mid);
 }
@@ -138,19 +137,13 @@ Decoder::Decoder(DecoderSpec spec, at::ScalarType dtype, at::Device device)
       weights_(decoder_weights(spec_, parameters_)),
       stages_(decoder_stages(spec_, parameters_.layout())) {}
 
-// All gradients there are, or new memory for one stage.
-FlatBuffer Decoder::open_gradients(FlatRange stage, const DecoderRun& run) const {
-  if (!run.apply_gradients) return parameters_.flat_grad();
-  FlatBuffer gradients(at::empty({stage.size()}, parameters_.flat().options()), stage.begin);
-  parameters_.zero_added_gradients(gradients);
-  return gradients;
-}
-
 StepLoss Decoder::forward_backward(const TokenBatch& batch, const DecoderRun& run) {
-  check_argument(!run.apply_gradients || run.first_micro_batch, "gradients of several micro-batches cannot be applied one by one");
-  if (!run.apply_gradients) parameters_.allocate_gradients();
+  check_argument(!run.apply_gradients || parameters_.gradients().empty(),
+                 "gradients of several micro-batches cannot be applied one by one");
   const auto finished = [&](const FlatBuffer& gradients) {
-    if (run.apply_gradients) run.apply_gradients(gradients);
+    if (!run.apply_gradients) return;
+    run.apply_gradients(gradients);
+    parameters_.release_gradients(gradients.range());
   };
   const Context context = make_context(spec_, batch, dtype());
   BalanceLoss balance(spec_.num_experts());
@@ -167,14 +160,14 @@ StepLoss Decoder::forward_backward(const TokenBatch& batch, const DecoderRun& ru
   }
   AddNormForward last = add_rms_norm_forward(residual, delta, weights_.final_norm, spec_.rms_norm_eps);
   residual.reset(), delta.reset();
-  // A tied output head is the embedding: its gradient waits for the look-ups' part.
-  std::optional<FlatBuffer> embedding_grads, head_grads = open_gradients(stages_.head, run);
-  if (spec_.tie_word_embeddings) embedding_grads = open_gradients(stages_.embedding, run);
+  const auto head_grads = parameters_.open_gradients(stages_.head);
+  // A tied output head is the embedding: the look-ups' part of its gradient comes last.
+  const bool tied = spec_.tie_word_embeddings;
+  const auto lm_head_grads = tied ? parameters_.open_gradients(stages_.embedding) : head_grads;
   LinearCrossEntropy head = linear_cross_entropy_forward_backward(
       last.y, weights_.lm_head, batch.targets, batch.num_trained_tokens, run.grad_scale,
-      spec_.tie_word_embeddings ? parameters_.view(*embedding_grads, "model.embed_tokens.weight")
-                                : parameters_.view(*head_grads, "lm_head.weight"),
-      run.first_micro_batch);
+      parameters_.view(lm_head_grads.buffer, tied ? "model.embed_tokens.weight" : "lm_head.weight"),
+      /*overwrite=*/lm_head_grads.is_new);
   StepLoss loss{head.loss_sum, {}};
   at::Tensor balance_grad;
   if (spec_.output_router_logits) {
@@ -185,19 +178,18 @@ StepLoss Decoder::forward_backward(const TokenBatch& batch, const DecoderRun& ru
   run.after_forward();
 
   at::Tensor dx = rms_norm_backward(head.dh, last.sum, weights_.final_norm, last.saved,
-                                    parameters_.view(*head_grads, "model.norm.weight"));
+                                    parameters_.view(head_grads.buffer, "model.norm.weight"));
   head.dh.reset(), last = {};
-  finished(*head_grads);
-  head_grads.reset();
+  finished(head_grads.buffer);
   for (std::size_t n = saved.size(); n-- > 0;) {
-    const FlatBuffer grads = open_gradients(stages_.layers[n], run);
+    const auto [grads, is_new] = parameters_.open_gradients(stages_.layers[n]);
     dx = layer_backward(context, spec_.layers[n], weights_.layers[n], layer_tensors(spec_, n, parameters_, grads),
-                        std::move(saved[n]), dx, balance_grad, run.first_micro_batch);
+                        std::move(saved[n]), std::move(dx), balance_grad, /*overwrite_experts=*/is_new);
     finished(grads);
   }
-  if (!embedding_grads) embedding_grads = open_gradients(stages_.embedding, run);
-  embedding_backward(dx, batch.input_ids, parameters_.view(*embedding_grads, "model.embed_tokens.weight"), spec_.padding_idx);
-  finished(*embedding_grads);
+  const FlatBuffer embedding_grads = parameters_.open_gradients(stages_.embedding).buffer;
+  embedding_backward(dx, batch.input_ids, parameters_.view(embedding_grads, "model.embed_tokens.weight"), spec_.padding_idx);
+  finished(embedding_grads);
   return loss;
 }
 

@@ -69,11 +69,10 @@ struct StepLoss {
 
 struct DecoderRun {
   Recompute recompute = Recompute::none;
-  double grad_scale = 1.0;         // gradients are those of grad_scale * loss_sum + balance_scale * coefficient * balance_loss
-  double balance_scale = 1.0;      // this micro-batch's share of the step
-  bool first_micro_batch = false;  // of a step: gradients with ParameterInfo::stored_first are stored, not added
-  /// When set, no full set of gradients exists: each stage's are made in memory of their own, given to this function as soon
-  /// as they are final, and forgotten. The function may change the weights of that stage. Needs first_micro_batch.
+  double grad_scale = 1.0;     // gradients are those of grad_scale * loss_sum + balance_scale * coefficient * balance_loss
+  double balance_scale = 1.0;  // this micro-batch's share of the step
+  /// When set, each stage's gradients go to this function as soon as they are final and are released then, so that a full set
+  /// never exists. The function may change the weights of that stage. Not with gradients of an earlier micro-batch.
   std::function<void(const FlatBuffer& gradients)> apply_gradients;
   std::function<void()> after_forward = [] {};  // called between forward (loss head included) and backward; for measurements
 };
@@ -88,8 +87,8 @@ class Decoder {
   at::Device device() const { return parameters_.flat().device(); }
   at::ScalarType dtype() const { return parameters_.flat().scalar_type(); }
 
-  /// Forward and backward of one micro-batch; gradients are added to parameters().flat_grad(), or go to run.apply_gradients.
-  /// The batch is on this device.
+  /// Forward and backward of one micro-batch; gradients are added to the open ones of parameters(), or go to
+  /// run.apply_gradients. The batch is on this device.
   StepLoss forward_backward(const TokenBatch& batch, const DecoderRun& run);
   /// Losses alone.
   StepLoss evaluate(const TokenBatch& batch) const;
@@ -97,8 +96,6 @@ class Decoder {
   at::Tensor logits(const TokenBatch& batch, std::vector<at::Tensor>* router_logits = nullptr) const;
 
  private:
-  FlatBuffer open_gradients(FlatRange stage, const DecoderRun& run) const;
-
   DecoderSpec spec_;
   Parameters parameters_;
   DecoderTensors weights_;

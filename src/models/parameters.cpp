@@ -1,7 +1,7 @@
 #include "models/parameters.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 
 #include "headrace/error.h"
 
@@ -44,17 +44,14 @@ int64_t ParameterLayout::num_parameters() const {
 Parameters::Parameters(ParameterLayout layout, at::ScalarType dtype, at::Device device)
     : layout_(std::move(layout)), flat_(at::zeros({layout_.size()}, at::TensorOptions().dtype(dtype).device(device))) {}
 
-void Parameters::allocate_gradients() {
-  if (!flat_grad_.defined()) flat_grad_ = at::zeros_like(flat_);
-}
-
-void Parameters::zero_gradients() {
-  if (flat_grad_.defined()) flat_grad_.zero_();
-}
-
-void Parameters::zero_added_gradients(const FlatBuffer& buffer) const {
-  // Whole stretches between stored gradients, gaps included.
-  const FlatRange range = buffer.range();
+Parameters::OpenGradients Parameters::open_gradients(FlatRange range) {
+  for (const FlatBuffer& open : gradients_) {
+    if (open.range() == range) return {open, false};
+    check_argument(range.end <= open.begin || open.range().end <= range.begin, "gradients [{}, {}) overlap the open [{}, {})",
+                   range.begin, range.end, open.begin, open.range().end);
+  }
+  const FlatBuffer& buffer = gradients_.emplace_back(at::empty({range.size()}, flat_.options()), range.begin);
+  // Whole stretches between the gradients that are stored, gaps included.
   int64_t begin = range.begin;
   const auto zero_until = [&](int64_t end) {
     if (end > begin) buffer.elements.narrow(0, begin - range.begin, end - begin).zero_();
@@ -65,6 +62,19 @@ void Parameters::zero_added_gradients(const FlatBuffer& buffer) const {
     begin = info.offset + info.numel();
   }
   zero_until(range.end);
+  return {buffer, true};
+}
+
+void Parameters::release_gradients(FlatRange range) {
+  std::erase_if(gradients_, [&](const FlatBuffer& open) { return open.range() == range; });
+}
+
+at::Tensor Parameters::grad(const std::string& name) const {
+  const int64_t offset = layout_.find(name).offset;
+  for (const FlatBuffer& open : gradients_) {
+    if (open.begin <= offset && offset < open.range().end) return view(open, name);
+  }
+  return {};
 }
 
 at::Tensor Parameters::view(const FlatBuffer& buffer, const std::string& name) const {

@@ -1,4 +1,5 @@
-// Parameters: all weights of a model in one flat buffer, their gradients in a second one of the same layout.
+// Parameters: all weights of a model in one flat buffer; their gradients in buffers for stretches of the same layout, which a
+// backward opens as it comes to them.
 // Names, shapes and layouts are those of transformers v5 in memory; each tensor is a view. Parameters added as one group lie
 // next to each other without a gap, so that q|k|v or gate|up can be used as one matrix.
 #pragma once
@@ -18,8 +19,8 @@ struct ParameterInfo {
   std::vector<int64_t> shape;
   bool decay = true;    // weight decay applies (matrices and embeddings; not norms and biases, as transformers' Trainer)
   bool expert = false;  // of one of the experts, stacked: [num_experts, ...]
-  // The first micro-batch of a step stores this gradient instead of adding to it, so nobody needs to zero it: the experts' and
-  // the output head's, which are most of the buffer.
+  // A backward stores this gradient into new memory instead of adding to it, so nobody needs to zero it: the experts' and the
+  // output head's, which are most of all.
   bool stored_first = false;
   int64_t offset = 0;  // first element in the flat buffer
   int64_t numel() const;
@@ -29,6 +30,7 @@ struct ParameterInfo {
 struct FlatRange {
   int64_t begin = 0, end = 0;
   int64_t size() const { return end - begin; }
+  bool operator==(const FlatRange&) const = default;
 };
 
 /// Memory for a stretch of the flat layout that starts at element `begin`: a whole buffer, or one layer's part.
@@ -59,28 +61,34 @@ class ParameterLayout {
 
 class Parameters {
  public:
-  /// Weights allocated and zero; gradients only when asked for.
+  /// Weights allocated and zero.
   Parameters(ParameterLayout layout, at::ScalarType dtype, at::Device device);
 
   const ParameterLayout& layout() const { return layout_; }
-  const at::Tensor& flat() const { return flat_; }            // [layout.size()]
-  const at::Tensor& flat_grad() const { return flat_grad_; }  // the same, or undefined
-  void allocate_gradients();                                  // zero
-  void zero_gradients();
-  /// Zeroes the gradients in `buffer` except those that a step's first micro-batch stores (ParameterInfo::stored_first).
-  void zero_added_gradients(const FlatBuffer& buffer) const;
-
+  const at::Tensor& flat() const { return flat_; }  // [layout.size()]
   at::Tensor weight(const std::string& name) const { return view(flat_, name); }
-  at::Tensor grad(const std::string& name) const { return view(flat_grad_, name); }
+
+  struct OpenGradients {
+    FlatBuffer buffer;
+    bool is_new;  // what is stored first (ParameterInfo::stored_first) is not set yet; everything else is zero
+  };
+  /// Memory for the gradients of a stretch; the same again until it is released. So gradients take memory only from the moment
+  /// they are computed, when that layer's activations are about to be freed.
+  OpenGradients open_gradients(FlatRange range);
+  const std::vector<FlatBuffer>& gradients() const { return gradients_; }  // all that are open
+  void release_gradients() { gradients_.clear(); }
+  void release_gradients(FlatRange range);
+  at::Tensor grad(const std::string& name) const;  // undefined unless open
 
   /// Adjacent parameters as one tensor: rows of all, in order. Undefined when `buffer` is.
   at::Tensor joined(const FlatBuffer& buffer, const std::vector<std::string>& names) const;
-  /// One parameter as a view of `buffer` (flat(), flat_grad(), optimizer state of the same layout, or a part of one).
+  /// One parameter as a view of `buffer` (flat(), gradients, optimizer state of the same layout).
   at::Tensor view(const FlatBuffer& buffer, const std::string& name) const;
 
  private:
   ParameterLayout layout_;
-  at::Tensor flat_, flat_grad_;
+  at::Tensor flat_;
+  std::vector<FlatBuffer> gradients_;
 };
 
 }  // namespace headrace

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -36,8 +37,12 @@ AdamW::AdamW(const at::Tensor& flat_weights, std::vector<DecaySegment> segments,
   }
 }
 
-at::Tensor AdamW::gradient_norm(const at::Tensor& flat_gradients) const {
-  return at::linalg_vector_norm(flat_gradients, 2, std::nullopt, /*keepdim=*/false, at::kFloat);
+at::Tensor AdamW::gradient_norm(at::TensorList gradients) const {
+  std::vector<at::Tensor> norms;
+  for (const at::Tensor& part : gradients) {
+    norms.push_back(at::linalg_vector_norm(part, 2, std::nullopt, /*keepdim=*/false, at::kFloat));
+  }
+  return norms.size() == 1 ? norms[0] : at::linalg_vector_norm(at::stack(norms), 2);
 }
 
 at::Tensor AdamW::gradient_scale(const at::Tensor& norm) const {

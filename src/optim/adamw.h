@@ -21,8 +21,8 @@ class AdamW {
   /// kernels/adamw.h; for bfloat16 only (float32 weights are their own masters).
   AdamW(const at::Tensor& flat_weights, std::vector<DecaySegment> segments, const OptimizerSection& settings, uint64_t seed);
 
-  /// Global gradient norm, float32 scalar on the device. No host synchronisation.
-  at::Tensor gradient_norm(const at::Tensor& flat_gradients) const;
+  /// Norm over all of `gradients` together, float32 scalar on the device. No host synchronisation.
+  at::Tensor gradient_norm(at::TensorList gradients) const;
 
   /// What update() multiplies gradients by, float32 scalar on the device: max_grad_norm / (norm + 1e-6), at most 1, as torch's
   /// clip_grad_norm_; 1 without clipping; NaN when the norm is not finite.

@@ -159,10 +159,11 @@ class Run {
     const std::string what =
         fmt::format("step {} (epoch {}, batch {} of it) has loss {} and gradient norm {}: the update was refused",
                     position_.step + 1, batches.epoch, batches.step_in_epoch, result.loss, result.grad_norm);
-    require(!result.partly_updated,
-            "{} part-way, for optimizer.fused_backward had applied the gradients of the last layers. Lower optimizer.lr, or leave "
-            "fused_backward out, and go on from the latest checkpoint with --resume_from_checkpoint auto.",
-            what);
+    require(
+        !result.partly_updated,
+        "{} part-way, for optimizer.fused_backward had applied the gradients of the last layers. Lower optimizer.lr, or leave "
+        "fused_backward out, and go on from the latest checkpoint with --resume_from_checkpoint auto.",
+        what);
     require(recipe_.nonfinite == "skip", "{}. Lower optimizer.lr, or set nonfinite: skip to go on without such batches.", what);
     log_warning(what);
   }

@@ -51,22 +51,17 @@ StepResult train_step(Decoder& decoder, AdamW& optimizer, const StepBatches& bat
   check_argument(!fused || batches.micro_batches.size() <= 1, "fused_backward takes one micro-batch a step, not {}",
                  batches.micro_batches.size());
   Parameters& parameters = decoder.parameters();
-  if (!fused) {
-    parameters.allocate_gradients();
-    parameters.zero_added_gradients(parameters.flat_grad());
-  }
+  parameters.release_gradients();  // of the last step
   const auto float_options = at::TensorOptions().dtype(at::kFloat).device(decoder.device());
   at::Tensor loss_sum = at::zeros({}, float_options), balance_sum = at::zeros({}, float_options);
   at::Tensor squares = at::zeros({}, float_options);  // of the gradient elements applied so far
   optimizer.begin_step(lr);
-  bool first = true;
   for (const TokenBatch& batch : batches.micro_batches) {
     if (batch.num_tokens() == 0) continue;
     DecoderRun run;
     run.recompute = recompute;
     run.grad_scale = batches.global_trained_tokens > 0 ? 1.0 / static_cast<double>(batches.global_trained_tokens) : 0.0;
     run.balance_scale = static_cast<double>(batch.num_tokens()) / static_cast<double>(batches.global_tokens);
-    run.first_micro_batch = std::exchange(first, false);
     if (fused) {
       run.apply_gradients = [&](const FlatBuffer& gradients) {
         squares.add_(optimizer.gradient_norm(gradients.elements).square_());
@@ -82,11 +77,18 @@ StepResult train_step(Decoder& decoder, AdamW& optimizer, const StepBatches& bat
     result.partly_updated = !result.finite;
     return result;
   }
-  if (first) parameters.zero_gradients();  // no micro-batch ran
-  const at::Tensor norm = optimizer.gradient_norm(parameters.flat_grad());
+  if (parameters.gradients().empty()) {  // no micro-batch ran
+    optimizer.cancel_step();
+    return {};
+  }
+  std::vector<at::Tensor> gradients;
+  for (const FlatBuffer& stage : parameters.gradients()) gradients.push_back(stage.elements);
+  const at::Tensor norm = optimizer.gradient_norm(gradients);
   // A loss that is not finite makes the scale NaN, whatever the gradients are: nothing is updated then.
   const at::Tensor scale = optimizer.gradient_scale(norm).add_((loss_sum + balance_sum).mul_(0.0));
-  optimizer.update(parameters.flat(), parameters.flat_grad(), 0, scale);
+  for (const FlatBuffer& stage : parameters.gradients()) {
+    optimizer.update(parameters.flat(), stage.elements, stage.begin, scale);
+  }
   const StepResult result = read_result(loss_sum, balance_sum, norm, batches.global_trained_tokens);
   if (!result.finite) optimizer.cancel_step();
   return result;

@@ -1,6 +1,6 @@
-// One optimizer step: micro-batches forward and backward, the global norm, the refusal of non-finite values, the update. Nothing
-// in it waits for the device but the reading of the results at its end.
-// Flow: StepBatches -> [train_step] -> StepResult. The loop around it: trainer/train.cpp.
+// One optimizer step: micro-batches forward and backward, the global norm, the refusal of non-finite values, the update.
+// Nothing in it waits for the device but the reading of the results at its end. Flow: StepBatches -> [train_step] ->
+// StepResult. The loop around it: trainer/train.cpp.
 #pragma once
 
 #include "data/batches.h"
@@ -10,10 +10,10 @@
 namespace headrace {
 
 struct StepResult {
-  double loss = 0;          // mean over the step's trained tokens, without the balancing loss
-  double balance_loss = 0;  // unscaled; 0 when the model does not ask for it
-  double grad_norm = 0;     // global, before clipping
-  bool finite = true;       // false: nothing was updated,
+  double loss = 0;              // mean over the step's trained tokens, without the balancing loss
+  double balance_loss = 0;      // unscaled; 0 when the model does not ask for it
+  double grad_norm = 0;         // global, before clipping
+  bool finite = true;           // false: nothing was updated,
   bool partly_updated = false;  // unless the gradients were applied layer by layer: some layers may have been
 };
 
@@ -25,7 +25,8 @@ TokenBatch to_device(TokenBatch batch, at::Device device);
 
 /// Gradients of the whole step are those of one batch however it is split: the token loss is divided by the trained tokens of
 /// all micro-batches and ranks; the balancing loss of each micro-batch counts by its share of tokens. A step without a trained
-/// token has loss 0 and changes no weight by its token loss. When loss or norm is not finite, weights and states stay as they
+/// token has loss 0 and changes no weight by its token loss; one without any token changes nothing. Gradients stay open until
+/// the next step begins. When loss or norm is not finite, weights and states stay as they
 /// are. With fused_backward in the optimizer's settings there is at most one micro-batch, and each layer is updated as soon as
 /// its gradients are final; from the first gradient that is not finite on, no layer is.
 StepResult train_step(Decoder& decoder, AdamW& optimizer, const StepBatches& batches, Recompute recompute, double lr);

@@ -191,9 +191,9 @@ TEST(Recipe, EveryAliasMeansItsKey) {
     if (std::holds_alternative<bool& (*)(Recipe&)>(key.member)) value = "true";
     if (std::holds_alternative<double& (*)(Recipe&)>(key.member)) value = "0.5";
     if (!key.range.choices.empty()) value = key.range.choices.back().name;
-    const std::string file =
-        "optimizer.lr: 0.6\nglobal_batch_size: 24\n" + std::string(key.name == "val_set_size" ? "" : "validation_dataset: v\n") +
-        (key.name == "optimizer.fused_backward" ? "max_grad_norm: 0\n" : "");
+    const std::string file = "optimizer.lr: 0.6\nglobal_batch_size: 24\n" +
+                             std::string(key.name == "val_set_size" ? "" : "validation_dataset: v\n") +
+                             (key.name == "optimizer.fused_backward" ? "max_grad_norm: 0\n" : "");
     const Recipe by_name = read(file, {key.name + "=" + value});
     if (value != "true") EXPECT_NE(by_name, read(file)) << key.name;
     for (const std::string& alias : key.aliases) EXPECT_EQ(read(file, {alias + "=" + value}), by_name) << alias;

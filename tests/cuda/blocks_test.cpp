@@ -109,7 +109,8 @@ TEST_F(Gpu, MoeMatchesTheCpu) {
   // One routing for both: rounding may order near-equal experts differently.
   const Routing routing = router_forward(wide(x), wide(w.router), config.router);
   const auto expected = run(wide, routing);
-  const auto bfloat16 = run([](const at::Tensor& t) { return on_gpu(t); }, {on_gpu(routing.expert_ids), on_gpu(routing.weights), on_gpu(rounded(routing.logits))});
+  const auto bfloat16 = run([](const at::Tensor& t) { return on_gpu(t); },
+                            {on_gpu(routing.expert_ids), on_gpu(routing.weights), on_gpu(rounded(routing.logits))});
   const auto float32 = run([](const at::Tensor& t) { return on_gpu(wide(t)); },
                            {on_gpu(routing.expert_ids), on_gpu(routing.weights), on_gpu(routing.logits)});
   for (std::size_t i = 0; i < expected.size(); ++i) {

@@ -54,7 +54,8 @@ class GpuKernels : public Gpu {
   }
   ~GpuKernels() override {
     at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/true);
-    if (HasFailure()) std::fprintf(stderr, "repeat with HEADRACE_TEST_SEED=%llu\n", static_cast<unsigned long long>(first_seed_));
+    if (HasFailure())
+      std::fprintf(stderr, "repeat with HEADRACE_TEST_SEED=%llu\n", static_cast<unsigned long long>(first_seed_));
   }
 
   at::Tensor normal(at::IntArrayRef shape, double scale = 1.0) { return random(shape, ++seed_, scale); }

@@ -40,10 +40,11 @@ TEST_F(GpuKernels, DispatchAndCombine) {
     EXPECT_TRUE(at::equal(dispatch(on_gpu(x), gpu_plan).cpu(), rows));
     const at::Tensor weights = normal({123, top_k}).abs();
     for (const at::Tensor& addend : {at::Tensor(), normal_bf16({123, size})}) {
-      const auto gpu_addend = addend.defined() ? on_gpu(addend) : addend, wide_addend = addend.defined() ? wide(addend) : addend;
+      const auto gpu_addend = addend.defined() ? on_gpu(addend) : addend,
+                 wide_addend = addend.defined() ? wide(addend) : addend;
       const std::string what = "top_k " + std::to_string(top_k) + (addend.defined() ? " with addend" : "");
-      expect_as_good_as_plain(combine(on_gpu(rows), on_gpu(weights), gpu_plan, gpu_addend), combine(rows, weights, plan, addend),
-                              combine(wide(rows), weights, plan, wide_addend), what);
+      expect_as_good_as_plain(combine(on_gpu(rows), on_gpu(weights), gpu_plan, gpu_addend),
+                              combine(rows, weights, plan, addend), combine(wide(rows), weights, plan, wide_addend), what);
       expect_as_good_as_plain(combine(on_gpu(rows), {}, gpu_plan, gpu_addend), combine(rows, {}, plan, addend),
                               combine(wide(rows), {}, plan, wide_addend), what + ", no weights");
     }
@@ -103,7 +104,8 @@ TEST_F(GpuKernels, QkNormRope) {
   struct Case {
     int64_t tokens, num_heads, num_key_value_heads, head_dim;
   };
-  for (const auto& [tokens, nq, nkv, d] : {Case{1, 1, 1, 64}, {3, 3, 1, 128}, {517, 32, 4, 128}, {130, 8, 8, 64}, {65, 5, 1, 256}}) {
+  for (const auto& [tokens, nq, nkv, d] :
+       {Case{1, 1, 1, 64}, {3, 3, 1, 128}, {517, 32, 4, 128}, {130, 8, 8, 64}, {65, 5, 1, 256}}) {
     for (const bool norm : {true, false}) {
       AttentionConfig config;
       config.num_heads = nq, config.num_key_value_heads = nkv, config.head_dim = d, config.qk_norm = norm;
@@ -132,8 +134,8 @@ TEST_F(GpuKernels, QkNormRope) {
         if (norm) results.insert(results.end(), {grads.q_norm, grads.k_norm});
         return results;
       };
-      const auto exact = run(wide), plain = run([](const at::Tensor& t) { return t; }),
-                 ours = run([](const at::Tensor& t) { return on_gpu(t); });
+      const auto exact = run(wide), plain = run([](const at::Tensor&t) { return t; }),
+                 ours = run([](const at::Tensor&t) { return on_gpu(t); });
       for (std::size_t i = 0; i < exact.size(); ++i) {
         expect_as_good_as_plain(ours[i], plain[i], exact[i],
                                 "result " + std::to_string(i) + ", head_dim " + std::to_string(d) + (norm ? ", norm" : ""));
@@ -167,7 +169,7 @@ TEST_F(GpuKernels, LinearCrossEntropy) {
         const auto result = linear_cross_entropy_forward_backward(convert(h), weight, t, 55, 1.0 / 55, dw, overwrite, {chunk});
         return std::vector<at::Tensor>{result.dh, dw, result.loss_sum};
       };
-      const auto exact = run(wide, targets, false), plain = run([](const at::Tensor& t) { return t; }, targets, false);
+      const auto exact = run(wide, targets, false), plain = run([](const at::Tensor&t) { return t; }, targets, false);
       for (const bool overwrite : {false, true}) {
         const auto ours = run([](const at::Tensor& t) { return on_gpu(t); }, on_gpu(targets), overwrite);
         const std::string what = "vocabulary " + std::to_string(vocab) + ", chunk " + std::to_string(chunk);
@@ -182,8 +184,10 @@ TEST_F(GpuKernels, LinearCrossEntropy) {
 }
 
 TEST_F(GpuKernels, EmbeddingBackward) {
-  for (const auto& [vocab, tokens, size] : {std::tuple<int64_t, int64_t, int64_t>{50, 300, 16}, {5000, 777, 2056}, {2, 3000, 8}, {9, 1, 64}}) {
-    const at::Tensor ids = whole_numbers(vocab, {tokens}), dy = normal_bf16({tokens, size}), before = normal_bf16({vocab, size});
+  for (const auto& [vocab, tokens, size] :
+       {std::tuple<int64_t, int64_t, int64_t>{50, 300, 16}, {5000, 777, 2056}, {2, 3000, 8}, {9, 1, 64}}) {
+    const at::Tensor ids = whole_numbers(vocab, {tokens}), dy = normal_bf16({tokens, size}),
+                     before = normal_bf16({vocab, size});
     for (const int64_t padding_idx : {int64_t{-1}, vocab / 2}) {
       const at::Tensor exact = wide(before), plain = before.clone(), ours = on_gpu(before);
       embedding_backward(wide(dy), ids, exact, padding_idx);

@@ -1,6 +1,8 @@
 // Parameters: offsets, views and adjacency of the flat buffers.
 #include "models/parameters.h"
 
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <gtest/gtest.h>
 
@@ -39,36 +41,46 @@ TEST(ParameterLayout, RefusesASecondOfTheSameNameAndUnknownNames) {
 }
 
 TEST(Parameters, ViewsShareTheBuffer) {
-  Parameters parameters(layout(), at::kFloat, at::kCPU);
-  EXPECT_FALSE(parameters.flat_grad().defined());
-  EXPECT_FALSE(parameters.grad("q").defined());
+  const Parameters parameters(layout(), at::kFloat, at::kCPU);
   parameters.weight("k").fill_(2.0);
   EXPECT_EQ(parameters.flat().sum().item<float>(), 20.0F);
   EXPECT_EQ(parameters.flat().narrow(0, 84, 10).sum().item<float>(), 20.0F);
-  parameters.allocate_gradients();
-  parameters.grad("down").fill_(1.0);
-  EXPECT_EQ(parameters.flat_grad().sum().item<float>(), 24.0F);
-  EXPECT_EQ(parameters.flat().sum().item<float>(), 20.0F);
-  parameters.allocate_gradients();  // a second call keeps them
-  EXPECT_EQ(parameters.flat_grad().sum().item<float>(), 24.0F);
-  parameters.zero_gradients();
-  EXPECT_EQ(parameters.flat_grad().abs().sum().item<float>(), 0.0F);
 }
 
-TEST(Parameters, GradientsThatAreStoredFirstAreNotZeroed) {
+TEST(Parameters, GradientsStayOpenUntilTheyAreReleased) {
+  Parameters parameters(layout(), at::kFloat, at::kCPU);
+  const FlatRange front = {0, 64}, back = {64, parameters.layout().size()};
+  EXPECT_FALSE(parameters.grad("q").defined());
+  EXPECT_TRUE(parameters.open_gradients(back).is_new);
+  EXPECT_FALSE(parameters.grad("norm").defined());
+  EXPECT_EQ(parameters.grad("q").abs().sum().item<float>(), 0.0F);
+  parameters.grad("q").fill_(1.0);
+  EXPECT_FALSE(parameters.open_gradients(back).is_new);  // kept
+  EXPECT_EQ(parameters.open_gradients(back).buffer.elements.sum().item<float>(), 20.0F);
+  EXPECT_TRUE(parameters.open_gradients(front).is_new);
+  EXPECT_EQ(parameters.gradients().size(), 2U);
+  EXPECT_THROW(parameters.open_gradients({32, 128}), std::invalid_argument);  // neither the one nor the other
+  parameters.release_gradients(back);
+  EXPECT_FALSE(parameters.grad("q").defined());
+  EXPECT_TRUE(parameters.grad("norm").defined());
+  parameters.release_gradients();
+  EXPECT_TRUE(parameters.gradients().empty());
+}
+
+TEST(Parameters, NewGradientsAreZeroButThoseThatAreStored) {
   ParameterLayout l = layout();
   l.add_group({{"experts", {2, 40}, true, true, /*stored_first=*/true}});
   l.add_group({{"last", {5}}});
-  Parameters parameters(l, at::kFloat, at::kCPU);
-  parameters.allocate_gradients();
   for (const int64_t begin : {int64_t{0}, l.find("down").offset, l.find("experts").offset, l.find("last").offset}) {
-    parameters.flat_grad().fill_(1.0);
-    parameters.zero_added_gradients(FlatBuffer(parameters.flat_grad().narrow(0, begin, l.size() - begin), begin));
-    EXPECT_EQ(parameters.flat_grad().narrow(0, 0, begin).sum().item<float>(), static_cast<float>(begin));
-    const bool within = begin <= l.find("experts").offset;  // the experts' 80 are all that is left, gaps are zero too
-    EXPECT_EQ(parameters.flat_grad().narrow(0, begin, l.size() - begin).sum().item<float>(), within ? 80.0F : 0.0F);
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);  // fills new memory with NaN
+    Parameters parameters(l, at::kFloat, at::kCPU);
+    const at::Tensor elements = parameters.open_gradients({begin, l.size()}).buffer.elements;
+    at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/true);
+    const bool within = begin <= l.find("experts").offset;
+    EXPECT_EQ(elements.isnan().sum().item<int64_t>(), within ? 80 : 0);
+    EXPECT_EQ(elements.eq(0.0).sum().item<int64_t>(), l.size() - begin - (within ? 80 : 0));  // gaps too
+    if (within) EXPECT_TRUE(parameters.grad("experts").isnan().all().item<bool>());
   }
-  EXPECT_EQ(parameters.grad("experts").sum().item<float>(), 80.0F);
 }
 
 TEST(Parameters, ViewsOfAPartOfTheLayout) {
@@ -90,7 +102,7 @@ TEST(Parameters, JoinedIsOneMatrixOfAdjacentOnes) {
   EXPECT_EQ(parameters.weight("q").abs().sum().item<float>(), 0.0F);
   EXPECT_THROW(parameters.joined(parameters.flat(), {"q", "v"}), std::invalid_argument);
   EXPECT_THROW(parameters.joined(parameters.flat(), {"q", "down"}), std::invalid_argument);
-  EXPECT_FALSE(parameters.joined(parameters.flat_grad(), {"q", "k"}).defined());
+  EXPECT_FALSE(parameters.joined(at::Tensor(), {"q", "k"}).defined());
 }
 
 }  // namespace

@@ -69,7 +69,8 @@ TEST(AdamW, StochasticRoundingIsUnbiasedInTheMomentsAndRepeats) {
   EXPECT_TRUE(at::equal(results[0], results[1]));
 }
 
-// Without history in the moments (beta 0) the update depends on the gradient alone, so float32 weights must come out to the bit.
+// Without history in the moments (beta 0) the update depends on the gradient alone, so float32 weights must come out to the
+// bit.
 TEST(AdamW, MasterWeightsAreExactlyFloat32) {
   OptimizerSection settings;
   settings.beta1 = settings.beta2 = 0;

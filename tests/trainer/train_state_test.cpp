@@ -98,13 +98,15 @@ TEST_P(TrainState, MasterWeightsComeBackOrAreRefused) {
     EXPECT_TRUE(at::equal(model_.decoder.parameters().view(restored.master_remainders(), info.name),
                           model_.decoder.parameters().view(optimizer_.master_remainders(), info.name)));
   }
-  EXPECT_NE(refusal([&] { restore_train_state(folder, model_.decoder, without, kIdentity); })
-                .find("with master weights, but this run is without them. Set optimizer.master_weights to true"),
+  EXPECT_NE(refusal([&] {
+              restore_train_state(folder, model_.decoder, without, kIdentity);
+            }).find("with master weights, but this run is without them. Set optimizer.master_weights to true"),
             std::string::npos);
   optimizer_ = make_optimizer(model_.decoder, {}, 7);
   const fs::path folder_without = save(2);
-  EXPECT_NE(refusal([&] { restore_train_state(folder_without, model_.decoder, restored, kIdentity); })
-                .find("without master weights, but this run is with them. Set optimizer.master_weights to false"),
+  EXPECT_NE(refusal([&] {
+              restore_train_state(folder_without, model_.decoder, restored, kIdentity);
+            }).find("without master weights, but this run is with them. Set optimizer.master_weights to false"),
             std::string::npos);
 }
 

@@ -109,6 +109,17 @@ TEST_F(TrainStep, WithoutATrainedTokenOnlyDecayMovesTheWeights) {
   EXPECT_TRUE(at::equal(model.decoder.parameters().flat(), before));
 }
 
+TEST_F(TrainStep, WithoutATokenNothingHappens) {
+  StepBatches step = batches(8);
+  step.micro_batches.clear();
+  LoadedModel model = load_model(folder_ / "model", {}, at::kCPU);
+  AdamW optimizer = make_optimizer(model.decoder, optimizer_settings(), 1);
+  const at::Tensor before = model.decoder.parameters().flat().clone();
+  EXPECT_TRUE(train_step(model.decoder, optimizer, step, Recompute::none, 1e-3).finite);
+  EXPECT_TRUE(at::equal(model.decoder.parameters().flat(), before));
+  EXPECT_EQ(optimizer.steps_done(), 0);
+}
+
 TEST_F(TrainStep, NotFiniteIsRefusedAndLeavesEverythingAsItWas) {
   for (const float value : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     LoadedModel model = load_model(folder_ / "model", {}, at::kCPU);
@@ -147,7 +158,7 @@ TEST_F(TrainStep, FusedBackwardIsTheSameUpdateWithoutAFullSetOfGradients) {
         for (int step = 0; step < 2; ++step) {
           results.push_back(train_step(model.decoder, optimizer, batches(8), Recompute::none, 1e-3));
         }
-        EXPECT_EQ(model.decoder.parameters().flat_grad().defined(), !fused);
+        EXPECT_EQ(model.decoder.parameters().gradients().empty(), fused);
         weights.push_back(model.decoder.parameters().flat());
         moments.push_back(optimizer.second_moments());
         EXPECT_EQ(optimizer.steps_done(), 2);
@@ -179,8 +190,8 @@ TEST_F(TrainStep, FusedBackwardUpdatesNothingAfterAGradientThatIsNotFinite) {
   EXPECT_FALSE(result.finite);
   EXPECT_TRUE(result.partly_updated);
   for (const ParameterInfo& info : parameters.layout().entries()) {
-    const bool behind = info.name.find("layers.1.") != std::string::npos || info.name == "lm_head.weight" ||
-                        info.name == "model.norm.weight";
+    const bool behind =
+        info.name.find("layers.1.") != std::string::npos || info.name == "lm_head.weight" || info.name == "model.norm.weight";
     EXPECT_EQ(at::equal(parameters.weight(info.name), parameters.view(before, info.name)), !behind) << info.name;
   }
 }
@@ -215,8 +226,8 @@ TEST_F(TrainStep, NormsAreNotDecayed) {
   AdamW optimizer = make_optimizer(model.decoder, settings, 1);
   Parameters& parameters = model.decoder.parameters();
   const at::Tensor before = parameters.flat().clone();
-  parameters.allocate_gradients();
-  optimizer.step(parameters.flat(), parameters.flat_grad(), optimizer.gradient_norm(parameters.flat_grad()), 0.1);
+  const at::Tensor gradients = at::zeros_like(parameters.flat());
+  optimizer.step(parameters.flat(), gradients, optimizer.gradient_norm(gradients), 0.1);
   for (const ParameterInfo& info : parameters.layout().entries()) {
     const at::Tensor old = parameters.view(before, info.name), now = parameters.weight(info.name);
     const bool norm = info.name.find("norm") != std::string::npos;
