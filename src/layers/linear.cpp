@@ -9,17 +9,12 @@ at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& weight, const a
   return bias.defined() ? at::addmm(bias, x, weight.t()) : at::mm(x, weight.t());
 }
 
-void linear_weight_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight_grad,
-                            const at::Tensor& bias_grad, bool overwrite) {
+at::Tensor linear_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& weight_grad,
+                           const at::Tensor& bias_grad, bool overwrite) {
   const double keep = overwrite ? 0.0 : 1.0;  // a factor 0 leaves what was there unread, NaN included
   if (weight_grad.defined()) weight_grad.addmm_(dy.t(), x, keep);
   if (bias_grad.defined() && overwrite) bias_grad.copy_(dy.sum(0));
   if (bias_grad.defined() && !overwrite) bias_grad.add_(dy.sum(0));
-}
-
-at::Tensor linear_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& weight_grad,
-                           const at::Tensor& bias_grad) {
-  linear_weight_backward(dy, x, weight_grad, bias_grad);
   return at::mm(dy, weight);
 }
 

@@ -9,12 +9,8 @@ namespace headrace {
 at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
 /// Adds the gradients of weight and bias to weight_grad and bias_grad (an undefined one is not wanted) and returns the
-/// gradient of x, [num_tokens, in].
+/// gradient of x, [num_tokens, in]. With `overwrite`, both gradients are stored, not added.
 at::Tensor linear_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& weight_grad,
-                           const at::Tensor& bias_grad);
-
-/// The weight half of linear_backward alone. With `overwrite`, both gradients are stored, not added.
-void linear_weight_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight_grad,
-                            const at::Tensor& bias_grad, bool overwrite = false);
+                           const at::Tensor& bias_grad, bool overwrite = false);
 
 }  // namespace headrace

@@ -4,7 +4,6 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/logsumexp.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/nonzero_static.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -86,8 +85,8 @@ LinearCrossEntropy linear_cross_entropy_forward_backward(const at::Tensor& h, co
   LinearCrossEntropy result =
       over_chunks(h, weight, targets, num_trained, /*with_gradient=*/true, grad_scale, settings,
                   [&](const at::Tensor& rows, const at::Tensor& dlogits, const at::Tensor& positions) {
-                    linear_weight_backward(dlogits, rows, weight_grad, {}, std::exchange(overwrite, false));
-                    dh.index_copy_(0, positions, at::mm(dlogits, weight));
+                    const bool store = std::exchange(overwrite, false);  // the first chunk alone
+                    dh.index_copy_(0, positions, linear_backward(dlogits, rows, weight, weight_grad, {}, store));
                   });
   result.dh = std::move(dh);
   return result;

@@ -1,7 +1,6 @@
 #include "models/decoder.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 

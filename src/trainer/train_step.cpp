@@ -4,6 +4,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -52,6 +53,7 @@ StepResult train_step(Decoder& decoder, AdamW& optimizer, const StepBatches& bat
                  batches.micro_batches.size());
   Parameters& parameters = decoder.parameters();
   parameters.release_gradients();  // of the last step
+  if (std::ranges::none_of(batches.micro_batches, [](const TokenBatch& batch) { return batch.num_tokens() > 0; })) return {};
   const auto float_options = at::TensorOptions().dtype(at::kFloat).device(decoder.device());
   at::Tensor loss_sum = at::zeros({}, float_options), balance_sum = at::zeros({}, float_options);
   at::Tensor squares = at::zeros({}, float_options);  // of the gradient elements applied so far
@@ -76,10 +78,6 @@ StepResult train_step(Decoder& decoder, AdamW& optimizer, const StepBatches& bat
     StepResult result = read_result(loss_sum, balance_sum, squares.sqrt(), batches.global_trained_tokens);
     result.partly_updated = !result.finite;
     return result;
-  }
-  if (parameters.gradients().empty()) {  // no micro-batch ran
-    optimizer.cancel_step();
-    return {};
   }
   std::vector<at::Tensor> gradients;
   for (const FlatBuffer& stage : parameters.gradients()) gradients.push_back(stage.elements);

@@ -112,12 +112,17 @@ TEST_F(TrainStep, WithoutATrainedTokenOnlyDecayMovesTheWeights) {
 TEST_F(TrainStep, WithoutATokenNothingHappens) {
   StepBatches step = batches(8);
   step.micro_batches.clear();
-  LoadedModel model = load_model(folder_ / "model", {}, at::kCPU);
-  AdamW optimizer = make_optimizer(model.decoder, optimizer_settings(), 1);
-  const at::Tensor before = model.decoder.parameters().flat().clone();
-  EXPECT_TRUE(train_step(model.decoder, optimizer, step, Recompute::none, 1e-3).finite);
-  EXPECT_TRUE(at::equal(model.decoder.parameters().flat(), before));
-  EXPECT_EQ(optimizer.steps_done(), 0);
+  for (const bool fused : {false, true}) {
+    OptimizerSection settings = optimizer_settings();
+    settings.max_grad_norm = fused ? 0 : settings.max_grad_norm;
+    settings.fused_backward = fused;
+    LoadedModel model = load_model(folder_ / "model", {}, at::kCPU);
+    AdamW optimizer = make_optimizer(model.decoder, settings, 1);
+    const at::Tensor before = model.decoder.parameters().flat().clone();
+    EXPECT_TRUE(train_step(model.decoder, optimizer, step, Recompute::none, 1e-3).finite);
+    EXPECT_TRUE(at::equal(model.decoder.parameters().flat(), before));
+    EXPECT_EQ(optimizer.steps_done(), 0);
+  }
 }
 
 TEST_F(TrainStep, NotFiniteIsRefusedAndLeavesEverythingAsItWas) {
